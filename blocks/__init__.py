@@ -1,0 +1,1 @@
+"""Typed configuration and the words every layer shares: settings, catalogue, storage, errors."""

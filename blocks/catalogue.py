@@ -1,0 +1,105 @@
+"""The catalogue: which models there are, by name, and what each needs.
+
+`deployments/models.toml` ships with SMI; `models.toml` in the home folder adds models and overrides
+single fields of those that ship.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+
+from blocks.errors import ConfigurationError, ModelNotFound
+
+
+class Model(BaseModel):
+    """One entry of the catalogue."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    task: str = Field(description="what it does, and so which adapter: chat, transcription, ...")
+    driver: str = Field(description="which driver loads it: an entry point of group smi.drivers")
+    source: str = Field(
+        default="",
+        description="package:NAME/PATH (weights in a Python package), hf:ORG/NAME (hub), a path, or a URL",
+    )
+    memory: ByteSize = Field(ByteSize(0), description="resident bytes while it works, measured")
+    context: int | None = Field(None, description="tokens of prompt and answer together")
+    slots: int = Field(1, ge=1, description="requests it works on at once")
+    queue: int = Field(64, ge=0, description="requests that may wait for a slot before others are refused")
+    load_timeout_s: float = Field(120, gt=0, description="seconds a load may take")
+    licence: str = ""
+    owned_by: str = "smi"
+    options: dict[str, Any] = Field(default_factory=dict, description="as the driver defines them")
+
+
+class Catalogue:
+    """Models by name or alias."""
+
+    def __init__(self, models: list[Model]) -> None:
+        self._models = {model.name: model for model in models}
+        self._names = {name: model for model in models for name in (*model.aliases, model.name)}
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(self._models.values())
+
+    def get(self, name: str, task: str | None = None) -> Model:
+        """The model called `name`, checked to be one for `task`.
+
+        Raises:
+            ModelNotFound: with the names that would be right.
+        """
+        model = self._names.get(name)
+        if model is None or (task is not None and model.task != task):
+            fitting = [entry.name for entry in self if task in (None, entry.task)]
+            known = f"is for {model.task}, not {task}" if model else "does not exist"
+            raise ModelNotFound(f"model {name!r} {known}; there are: {', '.join(fitting)}", param="model")
+        return model
+
+    def default(self, task: str) -> Model:
+        """The first model of `task`."""
+        for model in self:
+            if model.task == task:
+                return model
+        raise ModelNotFound(f"the catalogue has no model for {task}", param="model")
+
+
+def load_catalogue(home: Path) -> Catalogue:
+    """The shipped catalogue with the home folder's additions.
+
+    Raises:
+        ConfigurationError: naming the file, the model and the field at fault.
+    """
+    shipped = Path(__file__).parent.parent / "deployments" / "models.toml"
+    tables: dict[str, dict[str, Any]] = {}
+    for path in (shipped, home / "models.toml"):
+        for name, table in _read(path).items():
+            tables[name] = {**tables.get(name, {}), **table}
+    models = []
+    for name, table in tables.items():
+        try:
+            models.append(Model(name=name, **table))
+        except (ValidationError, TypeError) as error:
+            raise ConfigurationError(f"models.toml, model {name!r}: {error}") from error
+    return Catalogue(models)
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        tables = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path} is not TOML: {error}") from error
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigurationError(
+                f"{path}: {name} = {table!r} is not a model; write [{name}] and its fields below"
+            )
+    return tables

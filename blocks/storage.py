@@ -1,0 +1,115 @@
+"""Files by reference: requests and results of jobs, and media. Any fsspec filesystem; a folder by default.
+
+A reference is a path below the storage's root, such as `jobs/job_1/request.json`. Content travels
+between processes by reference and never as a Prefect parameter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import AsyncIterator
+from typing import IO, Any, BinaryIO, cast
+
+import fsspec
+from pydantic import BaseModel, ConfigDict, PrivateAttr
+
+from blocks.errors import NotFound
+
+CHUNK = 256 * 1024
+
+
+class Storage:
+    """Files below one fsspec URL.
+
+    Example:
+        >>> storage = Storage("memory://doc")
+        >>> storage.write("jobs/1/result.json", b"{}")
+        >>> storage.read("jobs/1/result.json")
+        b'{}'
+    """
+
+    def __init__(self, url: str) -> None:
+        self._files, self._root = fsspec.core.url_to_fs(url)
+
+    def path(self, reference: str) -> str:
+        """The path of `reference` in the filesystem; one that leads out of the root is `NotFound`."""
+        clean = posixpath.normpath(posixpath.join("/", reference))
+        if clean.lstrip("/") != reference:
+            raise NotFound(f"no such reference: {reference!r}")
+        return f"{self._root}{clean}"
+
+    def write(self, reference: str, data: bytes | BinaryIO) -> None:
+        """Store `data`; readers see all of it or nothing."""
+        path = self.path(reference)
+        self._files.makedirs(posixpath.dirname(path), exist_ok=True)
+        with self._files.open(f"{path}.part", "wb") as file:
+            if isinstance(data, bytes):
+                file.write(data)
+            else:
+                while block := data.read(CHUNK):
+                    file.write(block)
+        self._files.mv(f"{path}.part", path)
+
+    def open(self, reference: str) -> IO[bytes]:
+        try:
+            return cast(IO[bytes], self._files.open(self.path(reference), "rb"))
+        except FileNotFoundError:
+            raise NotFound(f"no such reference: {reference!r}") from None
+
+    def read(self, reference: str) -> bytes:
+        with self.open(reference) as file:
+            return file.read()
+
+    def exists(self, reference: str) -> bool:
+        return bool(self._files.exists(self.path(reference)))
+
+    def remove(self, prefix: str) -> None:
+        """Remove a reference and all below it; one that is not there is no error."""
+        if self._files.exists(self.path(prefix)):
+            self._files.rm(self.path(prefix), recursive=True)
+
+
+class Media(BaseModel):
+    """Bytes that a request brings: stored (`reference`), a local file (`path`), or an open upload.
+
+    Serialised, it is its reference or path; an open upload exists only in the process that received it.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    reference: str | None = None
+    path: str | None = None
+    name: str = ""
+    _file: BinaryIO | None = PrivateAttr(None)
+
+    @classmethod
+    def upload(cls, file: BinaryIO, name: str = "") -> Media:
+        media = cls(name=name)
+        media._file = file
+        return media
+
+    def open(self, storage: Storage) -> BinaryIO:
+        """The bytes from their start. May be called again: a step that is tried anew reads anew."""
+        if self._file is not None:
+            self._file.seek(0)
+            return self._file
+        if self.reference is not None:
+            return cast(BinaryIO, storage.open(self.reference))
+        if self.path is not None:
+            return open(self.path, "rb")
+        raise NotFound("the request names no media: give `reference` or `path`")
+
+    async def chunks(self, storage: Storage) -> AsyncIterator[bytes]:
+        """The bytes in pieces of 256 KiB, read off the event loop."""
+        file = await asyncio.to_thread(self.open, storage)
+        try:
+            while block := await asyncio.to_thread(file.read, CHUNK):
+                yield block
+        finally:
+            if file is not self._file:
+                file.close()
+
+    def model_post_init(self, context: Any) -> None:
+        if self.reference is not None and self.path is not None:
+            raise ValueError("give reference or path, not both")

@@ -1,0 +1,1 @@
+"""Each file tells one kind of request, top to bottom."""

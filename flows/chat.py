@@ -1,0 +1,28 @@
+"""Chat: answer a conversation.
+
+Context, judge and route come before `generate` once there is more than one tier.
+"""
+
+from __future__ import annotations
+
+from prefect import flow
+from pydantic import Field
+
+from tasks.protocol.shapes import ChatParameters
+from tasks.text import Completion, generate
+
+
+class ChatRequest(ChatParameters):
+    """A conversation for a model, by its name or alias in the catalogue."""
+
+    model: str = Field(min_length=1)
+
+    def parameters(self) -> ChatParameters:
+        return ChatParameters.model_construct(
+            **{name: getattr(self, name) for name in ChatParameters.model_fields}
+        )
+
+
+@flow(name="chat")
+async def chat(request: ChatRequest) -> Completion:
+    return await generate(request.model, request.parameters())

@@ -1,0 +1,27 @@
+"""Transcribe: write down what is said in a recording."""
+
+from __future__ import annotations
+
+from prefect import flow
+from pydantic import Field
+
+from blocks.storage import Media
+from tasks.audio import hear
+from tasks.protocol.shapes import TranscriptionParameters, TranscriptionResult
+
+
+class TranscribeRequest(TranscriptionParameters):
+    """A recording for a model, by its name or alias in the catalogue."""
+
+    model: str = Field(min_length=1)
+    file: Media
+
+    def parameters(self) -> TranscriptionParameters:
+        return TranscriptionParameters(
+            language=self.language, prompt=self.prompt, temperature=self.temperature
+        )
+
+
+@flow(name="transcribe")
+async def transcribe(request: TranscribeRequest) -> TranscriptionResult:
+    return await hear(request.model, request.file, request.parameters())

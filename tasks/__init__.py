@@ -1,0 +1,1 @@
+"""The steps of flows, and what they need to reach a node."""

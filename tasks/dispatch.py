@@ -1,0 +1,166 @@
+"""The dispatcher: which node runs a request.
+
+`choose` is a pure function of the fleet; `dispatch` is the step around it; `infer` places a request and
+runs it, trying the next node when one that looked right refuses. The node has the last word: it reserves
+memory or refuses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from prefect.runtime import flow_run
+
+from blocks.errors import OutOfMemory, Unavailable
+from blocks.storage import Media
+from tasks.fleet import Node, Runner, current_fleet
+from tasks.live import current, label
+from tasks.protocol.client import OnEvent
+from tasks.protocol.inference_pb2 import HIGH, LOW, NORMAL, Done, Header
+from tasks.step import step
+
+Priority = Literal["high", "normal", "low"]
+Reason = Literal["warm", "loading", "load", "evict", "wait"]
+NODE_WAIT_S = 5.0  # how long a request waits for a first node, as after a start
+WIRE_PRIORITY = {"high": HIGH, "normal": NORMAL, "low": LOW}
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a request needs of a node. Memory in bytes."""
+
+    model: str
+    memory: int
+    priority: Priority = "normal"
+    policy: str = "on-premises"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request runs: the node's name, the gRPC target to call, and why there."""
+
+    node: str
+    target: str
+    reason: Reason
+
+
+def choose(nodes: Collection[Node], need: Need, excluded: Collection[str] = ()) -> Placement:
+    """The best node for `need`, in this order:
+
+    a warm runner with a free slot; one that is loading the model; room without evicting, on the smallest
+    sufficient node; room after evicting idle models; a place in the shortest queue.
+
+    Raises:
+        OutOfMemory: the model is larger than every node.
+        Unavailable: no node can take it now.
+    """
+    open_nodes = [node for node in nodes if not node.draining and node.name not in excluded]
+    if not open_nodes:
+        raise Unavailable(
+            "no node is connected that could run this; start one with `smi node`", retry_after=5
+        )
+    having = [(node, node.runners[need.model]) for node in open_nodes if need.model in node.runners]
+    free = [(node, runner) for node, runner in having if runner.ready and runner.active < runner.slots]
+    if free:
+        node, runner = min(free, key=lambda pair: (pair[1].active / pair[1].slots, pair[0].memory_total))
+        return _at(node, "warm", runner)
+    for node, runner in having:
+        if not runner.ready:
+            return _at(node, "loading")
+    without = [node for node in open_nodes if need.model not in node.runners]
+    roomy = [node for node in without if node.memory_free >= need.memory]
+    if roomy:
+        return _at(min(roomy, key=lambda node: (node.memory_total, -node.memory_free)), "load")
+    evictable = [node for node in without if node.memory_free + _idle_memory(node) >= need.memory]
+    if evictable:
+        return _at(min(evictable, key=lambda node: node.memory_total), "evict")
+    if having:
+        node, runner = min(having, key=lambda pair: (pair[1].active + pair[1].queued) / pair[1].slots)
+        return _at(node, "wait", runner)
+    largest = max(node.memory_total for node in open_nodes)
+    if largest < need.memory:
+        raise OutOfMemory(f"{need.model} needs {_gib(need.memory)}; the largest node has {_gib(largest)}")
+    raise Unavailable(f"no node has {_gib(need.memory)} free for {need.model} now", retry_after=5)
+
+
+def _at(node: Node, reason: Reason, runner: Runner | None = None) -> Placement:
+    # On one machine the runner's own socket saves a hop.
+    direct = runner is not None and node.local and runner.socket
+    return Placement(node.name, f"unix:{runner.socket}" if direct and runner else node.name, reason)
+
+
+def _idle_memory(node: Node) -> int:
+    return sum(r.memory for r in node.runners.values() if r.ready and not r.active and not r.queued)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+@step
+async def dispatch(need: Need, excluded: Collection[str] = ()) -> Placement:
+    """Place one request on the fleet as it is now."""
+    fleet = await current_fleet()
+    if not fleet.nodes:
+        await fleet.wait_for_node(NODE_WAIT_S)
+    return choose(fleet.nodes.values(), need, excluded)
+
+
+async def infer(
+    task: str,
+    model: str,
+    parameters: Mapping[str, Any],
+    *,
+    media: Media | None = None,
+    on_event: OnEvent | None = None,
+    priority: Priority = "normal",
+    deadline_s: float = 0,
+) -> Done:
+    """Run one request of adapter `task` on the node that the dispatcher chooses.
+
+    Args:
+        model: name or alias in the catalogue; `""` is the first model of `task`.
+        parameters: as the adapter defines them.
+        on_event: gets deltas and progress; without it everything comes in `Done`.
+
+    Raises:
+        SmiError: of the kind that `blocks.errors` lists.
+    """
+    fleet = await current_fleet()
+    entry = fleet.catalogue.get(model, task) if model else fleet.catalogue.default(task)
+    need = Need(entry.name, int(entry.memory), priority)
+    header = Header(
+        request_id=_request_id(),
+        model=entry.name,
+        task=task,
+        parameters=json.dumps(parameters).encode(),
+        priority=WIRE_PRIORITY[priority],
+        deadline_s=deadline_s,
+        stream=on_event is not None,
+        media=media is not None,
+    )
+    excluded: set[str] = set()
+    bypassed: set[str] = set()
+    refusal: Unavailable | None = None
+    while True:
+        try:
+            placement = await dispatch(need, excluded)
+        except Unavailable as none_left:
+            raise refusal or none_left from None
+        target = placement.node if placement.node in bypassed else placement.target
+        label(model=entry.name, node=placement.node, tier="local", placement=placement.reason)
+        chunks = media.chunks(fleet.storage) if media is not None else None
+        try:
+            return await fleet.client.run(target, placement.node, header, chunks, on_event)
+        except Unavailable as error:
+            # A runner's socket that is gone says nothing of its node; a node that refuses is passed over.
+            refusal = error
+            (excluded if target == placement.node else bypassed).add(placement.node)
+
+
+def _request_id() -> str:
+    run = current()
+    return run.request_id if run is not None else str(flow_run.name or "script")

@@ -1,0 +1,121 @@
+"""Calls to nodes and runners, with their failures told as `blocks.errors`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
+import grpc.aio
+
+from blocks.errors import ConfigurationError, DeadlineExceeded, NotAdmitted, RunnerDied, SmiError, from_code
+from tasks.protocol.auth import Caller
+from tasks.protocol.inference_pb2 import Done, Event, Header, Request
+from tasks.protocol.inference_pb2_grpc import InferenceStub
+
+CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.max_send_message_length", 64 * 1024 * 1024),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 10_000),  # a half-open peer is noticed
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+]
+RUN = "/smi.Inference/Run"
+
+OnEvent = Callable[[Event], Awaitable[None]]
+
+
+class Client:
+    """Channels to nodes, kept open. `target` is a gRPC target; `audience` the node's name (host:port)."""
+
+    def __init__(self, join_token: str) -> None:
+        self._caller = Caller(join_token)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def channel(self, target: str) -> grpc.aio.Channel:
+        if target not in self._channels:
+            self._channels[target] = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        return self._channels[target]
+
+    def stub(self, target: str) -> InferenceStub:
+        return InferenceStub(self.channel(target))  # type: ignore[no-untyped-call]
+
+    def metadata(self, audience: str) -> tuple[tuple[str, str]]:
+        return self._caller.metadata(audience)
+
+    async def close(self) -> None:
+        channels, self._channels = self._channels, {}
+        await asyncio.gather(*(channel.close() for channel in channels.values()))
+
+    async def run(
+        self,
+        target: str,
+        audience: str,
+        header: Header,
+        media: AsyncIterator[bytes] | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Done:
+        """Run one request; deltas and progress go to `on_event`, in order.
+
+        Raises:
+            NotAdmitted: before anything was done; another node may be tried.
+            RunnerDied: the connection broke after that.
+            SmiError: what the node answered.
+        """
+        metadata = self.metadata(audience)
+        timeout = header.deadline_s or None
+        begun = False
+        try:
+            if media is None and not header.stream:
+                # One message each way is a unary call on the wire, and costs half of a stream.
+                unary = self.channel(target).unary_unary(
+                    RUN, request_serializer=Request.SerializeToString, response_deserializer=Event.FromString
+                )
+                return _done(await unary(Request(header=header), metadata=metadata, timeout=timeout))
+            if media is None:
+                events = self.channel(target).unary_stream(
+                    RUN, request_serializer=Request.SerializeToString, response_deserializer=Event.FromString
+                )(Request(header=header), metadata=metadata, timeout=timeout)
+            else:
+                events = self.stub(target).Run(_requests(header, media), metadata=metadata, timeout=timeout)
+            async for event in events:
+                kind = event.WhichOneof("event")
+                if kind in ("done", "error"):
+                    return _done(event)
+                begun = begun or kind != "progress"
+                if on_event is not None:
+                    await on_event(event)
+        except grpc.aio.AioRpcError as error:
+            raise _told(error, begun, audience) from error
+        raise RunnerDied(f"node {audience} ended the answer without saying that it is whole")
+
+
+async def _requests(header: Header, media: AsyncIterator[bytes]) -> AsyncIterator[Request]:
+    yield Request(header=header)
+    async for chunk in media:
+        yield Request(media=chunk)
+
+
+def _done(event: Event) -> Done:
+    if event.WhichOneof("event") == "error":
+        error = event.error
+        raise from_code(
+            error.code, error.message, param=error.param or None, retry_after=error.retry_after or None
+        )
+    return event.done
+
+
+def _told(error: grpc.aio.AioRpcError, begun: bool, audience: str) -> SmiError:
+    match error.code():
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineExceeded(f"node {audience} did not answer within the request's deadline")
+        case grpc.StatusCode.UNAUTHENTICATED:
+            return ConfigurationError(f"node {audience} does not know our join token (SMI_JOIN_TOKEN)")
+        case grpc.StatusCode.UNAVAILABLE if not begun:
+            return NotAdmitted(f"node {audience} cannot be reached")
+        case _:
+            return RunnerDied("the model's process ended while it worked on this request; try again")

@@ -1,0 +1,83 @@
+"""What `Header.parameters` and `Done.result` hold for each adapter: JSON, as these models define it.
+
+Kept apart from the steps so that a runner's process need not import Prefect.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+Role = Literal["system", "developer", "user", "assistant"]
+
+
+def _flat(content: Any) -> Any:
+    """OpenAI's list of text parts as one text; other parts are refused by name."""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f"content part {kind!r} is not supported here; give text")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+class Message(BaseModel):
+    """One turn of a conversation."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Role
+    content: Annotated[str, BeforeValidator(_flat)]
+    name: str | None = None
+
+
+def _as_list(stop: Any) -> Any:
+    return [stop] if isinstance(stop, str) else stop
+
+
+class ChatParameters(BaseModel):
+    """Adapter `chat`. OpenAI's names and meanings."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: int | None = None
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_as_list), Field(max_length=4)
+    ] = None
+
+
+class ChatResult(BaseModel):
+    text: str
+
+
+class TranscriptionParameters(BaseModel):
+    """Adapter `transcription`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    language: str | None = Field(None, description="ISO 639-1; found out when absent")
+    prompt: str | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] = 0
+
+
+class Segment(BaseModel):
+    """A stretch of speech; times in seconds from the start of the audio."""
+
+    start: float
+    end: float
+    text: str
+
+
+class TranscriptionResult(BaseModel):
+    text: str
+    language: str
+    duration: float
+    segments: list[Segment]

@@ -1,0 +1,55 @@
+"""`@step`: a Prefect task that also works inside a live run.
+
+In a live run it runs at once and notes itself in the run's record; anywhere else it is an ordinary
+Prefect task, with retries, states and a place in the UI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
+
+from prefect import Task
+from prefect.cache_policies import NO_CACHE
+
+from blocks.errors import SmiError
+from tasks.live import LiveRun, StepRecord, current
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Step(Task[P, Coroutine[Any, Any, R]]):
+    """A `prefect.Task` over an async function."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:  # type: ignore[override]
+        run = current()
+        if run is None:
+            return super().__call__(*args, **kwargs)
+        return self._live(run, *args, **kwargs)
+
+    async def _live(self, run: LiveRun, *args: P.args, **kwargs: P.kwargs) -> R:
+        record = StepRecord(self.name, time.time())
+        run.steps.append(record)
+        try:
+            return await self.fn(*args, **kwargs)
+        except asyncio.CancelledError:
+            record.state = "CANCELLED"
+            raise
+        except BaseException as error:
+            record.state, record.message = "FAILED", told(error)
+            raise
+        finally:
+            record.ended = time.time()
+
+
+def told(error: BaseException) -> str:
+    """What a record may say of an error: an `SmiError`'s message is made for it; of others only the type."""
+    return f"{error.code}: {error.message}" if isinstance(error, SmiError) else type(error).__name__
+
+
+def step(fn: Callable[P, Coroutine[Any, Any, R]]) -> Step[P, R]:
+    """Declare a step. Inputs are not hashed (they are content) and results not kept by Prefect."""
+    return Step(fn, cache_policy=NO_CACHE, persist_result=False)
