@@ -14,9 +14,7 @@ async def hear(
     model: str, audio: Media, parameters: TranscriptionParameters, priority: Priority = "normal"
 ) -> TranscriptionResult:
     """Write down what is said in `audio` (any container that PyAV reads)."""
-    done = await infer(
-        "transcription", model, parameters.model_dump(exclude_none=True), media=audio, priority=priority
-    )
+    done = await infer("transcription", model, parameters, media=audio, priority=priority)
     result = TranscriptionResult.model_validate_json(done.result)
     label(audio_seconds=result.duration)
     return result

@@ -7,12 +7,12 @@ memory or refuses.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from prefect.runtime import flow_run
+from pydantic import BaseModel
 
 from blocks.errors import OutOfMemory, Unavailable
 from blocks.storage import Media
@@ -112,7 +112,7 @@ async def dispatch(need: Need, excluded: Collection[str] = ()) -> Placement:
 async def infer(
     task: str,
     model: str,
-    parameters: Mapping[str, Any],
+    parameters: BaseModel,
     *,
     media: Media | None = None,
     on_event: OnEvent | None = None,
@@ -136,7 +136,7 @@ async def infer(
         request_id=_request_id(),
         model=entry.name,
         task=task,
-        parameters=json.dumps(parameters).encode(),
+        parameters=parameters.model_dump_json(exclude_none=True).encode(),
         priority=WIRE_PRIORITY[priority],
         deadline_s=deadline_s,
         stream=on_event is not None,

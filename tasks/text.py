@@ -34,7 +34,7 @@ async def generate(model: str, parameters: ChatParameters, priority: Priority = 
     done = await infer(
         "chat",
         model,
-        parameters.model_dump(exclude_none=True),
+        parameters,
         on_event=_emit_text if streamed else None,
         priority=priority,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -35,6 +36,7 @@ class Client:
     def __init__(self, join_token: str) -> None:
         self._caller = Caller(join_token)
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._calls: dict[tuple[str, str], Any] = {}
 
     def channel(self, target: str) -> grpc.aio.Channel:
         if target not in self._channels:
@@ -44,11 +46,20 @@ class Client:
     def stub(self, target: str) -> InferenceStub:
         return InferenceStub(self.channel(target))  # type: ignore[no-untyped-call]
 
+    def _run(self, target: str, kind: str) -> Any:
+        """`Run` as a call of `kind`: one message each way is a unary call on the wire, at half the cost."""
+        if (target, kind) not in self._calls:
+            self._calls[target, kind] = getattr(self.channel(target), kind)(
+                RUN, request_serializer=Request.SerializeToString, response_deserializer=Event.FromString
+            )
+        return self._calls[target, kind]
+
     def metadata(self, audience: str) -> tuple[tuple[str, str]]:
         return self._caller.metadata(audience)
 
     async def close(self) -> None:
         channels, self._channels = self._channels, {}
+        self._calls.clear()
         await asyncio.gather(*(channel.close() for channel in channels.values()))
 
     async def run(
@@ -70,18 +81,16 @@ class Client:
         timeout = header.deadline_s or None
         begun = False
         try:
-            if media is None and not header.stream:
-                # One message each way is a unary call on the wire, and costs half of a stream.
-                unary = self.channel(target).unary_unary(
-                    RUN, request_serializer=Request.SerializeToString, response_deserializer=Event.FromString
+            if media is not None:
+                requests = _requests(header, media)
+                events = self._run(target, "stream_stream")(requests, metadata=metadata, timeout=timeout)
+            elif header.stream:
+                events = self._run(target, "unary_stream")(
+                    Request(header=header), metadata=metadata, timeout=timeout
                 )
-                return _done(await unary(Request(header=header), metadata=metadata, timeout=timeout))
-            if media is None:
-                events = self.channel(target).unary_stream(
-                    RUN, request_serializer=Request.SerializeToString, response_deserializer=Event.FromString
-                )(Request(header=header), metadata=metadata, timeout=timeout)
             else:
-                events = self.stub(target).Run(_requests(header, media), metadata=metadata, timeout=timeout)
+                unary = self._run(target, "unary_unary")
+                return _done(await unary(Request(header=header), metadata=metadata, timeout=timeout))
             async for event in events:
                 kind = event.WhichOneof("event")
                 if kind in ("done", "error"):

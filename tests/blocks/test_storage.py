@@ -1,0 +1,42 @@
+"""Storage by reference."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from blocks.errors import NotFound
+from blocks.storage import Media, Storage
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    return Storage(f"file://{tmp_path}/storage")
+
+
+def test_what_is_written_is_read(storage: Storage) -> None:
+    storage.write("a/b.bin", io.BytesIO(b"x" * 600_000))
+    assert storage.read("a/b.bin") == b"x" * 600_000
+    assert storage.exists("a/b.bin")
+    storage.remove("a")
+    storage.remove("a")
+    assert not storage.exists("a/b.bin")
+
+
+@pytest.mark.parametrize("reference", ["../secret", "/etc/passwd", "a/../../secret", "", "a//b", "a/./b"])
+def test_a_reference_never_leads_out_of_the_root(storage: Storage, tmp_path: Path, reference: str) -> None:
+    (tmp_path / "secret").write_text("hush")
+    with pytest.raises(NotFound, match="no such reference"):
+        storage.read(reference)
+
+
+async def test_media_can_be_read_again_by_a_second_try(storage: Storage) -> None:
+    storage.write("clip", b"y" * 300_000)
+    for media in (Media(reference="clip"), Media.upload(io.BytesIO(b"y" * 300_000))):
+        for _ in range(2):
+            assert b"".join([chunk async for chunk in media.chunks(storage)]) == b"y" * 300_000
+
+
+def test_media_serialises_to_its_reference_only(storage: Storage) -> None:
+    media = Media.upload(io.BytesIO(b"secret bytes"), name="q.wav")
+    assert "secret" not in media.model_dump_json()
