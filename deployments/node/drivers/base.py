@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,7 +31,7 @@ class Driver(ABC):
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.counters: Counter[str] = Counter()
+        self.counters: defaultdict[str, float] = defaultdict(float)
 
     @abstractmethod
     def load(self) -> None:
@@ -39,6 +39,13 @@ class Driver(ABC):
 
     def unload(self) -> None:  # noqa: B027 (most drivers need none)
         """Let go of what outlives the process (a connection, a lock); memory goes with the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The prompt as the model reads it. Said first, an answer that is cut still knows its usage."""
+
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +71,11 @@ class ChatDriver(Driver):
     @abstractmethod
     def run(
         self, parameters: ChatParameters, cancelled: threading.Event
-    ) -> Iterator[Piece | End] | AsyncIterator[Piece | End]:
-        """Yield pieces, then one `End`. Stop sequences are cut by the adapter."""
+    ) -> Iterator[Prompt | Piece | End] | AsyncIterator[Prompt | Piece | End]:
+        """Yield a `Prompt` (unless only a remote engine knows), pieces, then one `End`.
+
+        Stop sequences are cut by the adapter, which then ends the driver.
+        """
 
 
 @dataclass(frozen=True, slots=True)

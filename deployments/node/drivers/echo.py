@@ -1,0 +1,78 @@
+"""Says the last user message back, word by word, at a set pace. For tests, benchmarks and first steps."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from blocks.catalogue import Model
+from blocks.errors import LoadFailed
+from deployments.node.drivers.base import ChatDriver, End, Piece, Prompt
+from tasks.protocol.shapes import ChatParameters
+
+WORD = re.compile(r"\s*\S+|\s+")
+
+
+class EchoOptions(BaseModel):
+    """The catalogue's `options` for this driver."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tokens_per_second: float = Field(0, ge=0, description="0: as fast as possible")
+    load_s: float = Field(0, ge=0, description="seconds that loading takes")
+    crash_on: str = Field("", description="the process kills itself when it is to say a word with this")
+
+
+class EchoDriver(ChatDriver):
+    """A token is a word. Counts calls, tokens and cancellations; `cancelled_at`: Unix time of the last."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self.options = EchoOptions()
+
+    def load(self) -> None:
+        try:
+            self.options = EchoOptions.model_validate(self.model.options)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            known = ", ".join(EchoOptions.model_fields)
+            raise LoadFailed(
+                f"model {self.model.name!r}: option {name!r}: {first['msg'].lower()}; options are: {known}"
+            ) from None
+        time.sleep(self.options.load_s)
+
+    async def run(
+        self, parameters: ChatParameters, cancelled: threading.Event
+    ) -> AsyncIterator[Prompt | Piece | End]:
+        self.counters["calls"] += 1
+        asked = [message.content for message in parameters.messages if message.role == "user"]
+        words = WORD.findall(asked[-1] if asked else parameters.messages[-1].content)
+        prompt = sum(len(message.content.split()) for message in parameters.messages)
+        limit = len(words) if parameters.max_tokens is None else parameters.max_tokens
+        try:
+            yield Prompt(prompt)
+            started = time.monotonic()
+            for number, word in enumerate(words[:limit]):
+                await self._pace(started, number)
+                if self.options.crash_on and self.options.crash_on in word:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                self.counters["tokens"] += 1
+                yield Piece(word)
+            yield End("length" if limit < len(words) else "stop", prompt, min(limit, len(words)))
+        except (asyncio.CancelledError, GeneratorExit) as left:
+            if cancelled.is_set() or isinstance(left, asyncio.CancelledError):
+                self.counters["cancelled"] += 1
+                self.counters["cancelled_at"] = time.time()
+            raise
+
+    async def _pace(self, started: float, number: int) -> None:
+        pace = self.options.tokens_per_second
+        await asyncio.sleep(started + number / pace - time.monotonic() if pace else 0)
