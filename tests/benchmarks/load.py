@@ -90,7 +90,9 @@ async def one_by_one(target: Target, count: int) -> list[float]:
     return times
 
 
-async def together(target: Target, clients: int, seconds: float, **more: Any) -> tuple[int, float, list[float]]:
+async def together(
+    target: Target, clients: int, seconds: float, **more: Any
+) -> tuple[int, float, list[float]]:
     """Requests answered, seconds taken, and milliseconds to each first byte, by `clients` at once."""
     request = target.request(**more)
     end = time.perf_counter() + seconds

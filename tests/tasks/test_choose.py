@@ -20,7 +20,10 @@ def test_a_warm_runner_with_a_free_slot_comes_first() -> None:
 
 
 def test_the_least_loaded_of_warm_runners() -> None:
-    nodes = [node("a:1", 8, 0, Runner("m", slots=4, active=3)), node("b:1", 8, 0, Runner("m", slots=4, active=1))]
+    nodes = [
+        node("a:1", 8, 0, Runner("m", slots=4, active=3)),
+        node("b:1", 8, 0, Runner("m", slots=4, active=1)),
+    ]
     assert choose(nodes, NEED).node == "b:1"
 
 

@@ -59,7 +59,8 @@ async def test_a_live_run_records_steps_deltas_and_labels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "told"), [("busy", Busy, "overloaded: every slot is taken"), ("x", ValueError, "ValueError")]
+    ("text", "kind", "told"),
+    [("busy", Busy, "overloaded: every slot is taken"), ("x", ValueError, "ValueError")],
 )
 async def test_a_failure_is_recorded_without_content(text: str, kind: type[Exception], told: str) -> None:
     run, notes = LiveRun("work", "req_1"), Notes()
