@@ -1,0 +1,41 @@
+"""The PostgreSQL tables that SMI owns. Each table's module declares its model on `Base`."""
+
+from __future__ import annotations
+
+import importlib
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.orm import DeclarativeBase
+
+from blocks.settings import Settings
+
+TABLES = ("deployments.api.keys",)  # the modules that declare tables
+_SCHEMA_LOCK = 0x534D49  # "SMI"; any fixed number does
+
+
+class Base(DeclarativeBase):
+    """Common base of SMI's tables."""
+
+
+def engine_for(settings: Settings) -> AsyncEngine:
+    """The engine of this process. Connects lazily; a connection that died is replaced when taken.
+
+    Raises:
+        ConfigurationError: if there is no `database_url`.
+    """
+    return create_async_engine(
+        settings.require("database_url"),
+        pool_pre_ping=True,
+        pool_timeout=5,
+        connect_args={"timeout": 5, "command_timeout": 30},
+    )
+
+
+async def create_tables(engine: AsyncEngine) -> None:
+    """Create the tables that are missing, one process at a time."""
+    for module in TABLES:
+        importlib.import_module(module)
+    async with engine.begin() as connection:
+        await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _SCHEMA_LOCK})
+        await connection.run_sync(Base.metadata.create_all)
