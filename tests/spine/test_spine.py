@@ -1,0 +1,233 @@
+"""The main job, through every layer, on a whole installation."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from browser import chromium, log_in
+
+SPEECH = Path(__file__).parent.parent / "data" / "speech"
+
+
+def words(text: str) -> list[str]:
+    return "".join(c if c.isalnum() else " " for c in text.lower()).split()
+
+
+async def job_done(http: httpx.AsyncClient, job: str, timeout_s: float = 120) -> dict[str, Any]:
+    async with asyncio.timeout(timeout_s):
+        while True:
+            found = (await http.get(f"/v1/jobs/{job}")).json()
+            if found["status"] in ("succeeded", "failed", "cancelled"):
+                return dict(found)
+            await asyncio.sleep(0.2)
+
+
+@pytest.fixture
+async def http(smi: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(
+        base_url=smi.url, headers={"Authorization": f"Bearer {smi.key}"}, timeout=60, trust_env=False
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+async def prefect(smi: Any) -> AsyncIterator[httpx.AsyncClient]:
+    user, _, password = smi.prefect_auth.partition(":")
+    async with httpx.AsyncClient(
+        base_url=smi.prefect_url, auth=(user, password), timeout=60, trust_env=False
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(smi: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{smi.url}/v1",
+        api_key=smi.key,
+        max_retries=0,
+        http_client=httpx.AsyncClient(trust_env=False, timeout=60),
+    ) as client:
+        yield client
+
+
+async def runs_named(prefect: httpx.AsyncClient, *names: str) -> list[dict[str, Any]]:
+    found = await prefect.post(
+        "/flow_runs/filter", json={"flow_runs": {"name": {"any_": list(names)}}, "limit": 200}
+    )
+    found.raise_for_status()
+    return list(found.json())
+
+
+async def recorded(
+    prefect: httpx.AsyncClient, *names: str, timeout_s: float, state: str = "COMPLETED"
+) -> list[dict[str, Any]]:
+    """The runs of these names, once all are there and in `state`."""
+    runs: list[dict[str, Any]] = []
+    try:
+        async with asyncio.timeout(timeout_s):
+            while len(runs) < len(names) or any(run["state_type"] != state for run in runs):
+                parts = [names[at : at + 100] for at in range(0, len(names), 100)]
+                runs = [run for part in parts for run in await runs_named(prefect, *part)]
+                await asyncio.sleep(0.2)
+    except TimeoutError:
+        states = [run["state_type"] for run in runs]
+        raise AssertionError(f"{len(runs)} of {len(names)} runs, in {set(states)}") from None
+    return runs
+
+
+async def steps_of(prefect: httpx.AsyncClient, run: str, count: int) -> list[dict[str, Any]]:
+    steps: list[dict[str, Any]] = []
+    async with asyncio.timeout(15):
+        while len(steps) < count or any(step["state_type"] != "COMPLETED" for step in steps):
+            found = await prefect.post("/task_runs/filter", json={"flow_runs": {"id": {"any_": [run]}}})
+            steps = found.json()
+            await asyncio.sleep(0.2)
+    return steps
+
+
+async def test_a_spoken_question_is_transcribed_and_answered_as_a_job(
+    http: httpx.AsyncClient, prefect: httpx.AsyncClient
+) -> None:
+    audio = (SPEECH / "austen-0880.wav").read_bytes()
+    accepted = await http.post(
+        "/v1/jobs", data={"flow": "converse", "max_tokens": "24"}, files={"file": ("q.wav", audio)}
+    )
+    assert accepted.status_code == 202, accepted.text
+    job = await job_done(http, accepted.json()["id"])
+    assert job["status"] == "succeeded", job
+    result = (await http.get(f"/v1/jobs/{job['id']}/result")).json()
+    said = words((SPEECH / "austen-0880.txt").read_text())
+    assert words(result["transcript"]) == said
+    assert result["answer"]["completion_tokens"] > 0
+    assert result["answer"]["text"].strip()
+
+    (run,) = await recorded(prefect, accepted.headers["x-request-id"], timeout_s=10)
+    assert run["work_pool_name"] == "cpu"
+    assert {accepted.headers["x-request-id"], job["id"]} <= set(run["tags"])
+    names = {step["name"].rsplit("-", 1)[0] for step in await steps_of(prefect, run["id"], 4)}
+    assert names == {"hear", "generate", "dispatch"}
+    assert "transcript" not in str(run["parameters"])
+
+
+async def test_the_same_question_is_answered_live_and_streamed(
+    client: openai.AsyncOpenAI, prefect: httpx.AsyncClient
+) -> None:
+    name = f"live-{time.time_ns()}"
+    stream = await client.chat.completions.create(
+        model="smollm2-135m",
+        messages=[{"role": "user", "content": "What is the capital of France?"}],
+        max_tokens=24,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_headers={"x-request-id": name},
+    )
+    chunks = [chunk async for chunk in stream]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert "Paris" in text
+    assert chunks[-1].usage.completion_tokens > 3
+
+    (run,) = await recorded(prefect, name, timeout_s=5)
+    steps = await steps_of(prefect, run["id"], 2)
+    assert {step["name"] for step in steps} == {"generate", "dispatch"}
+    assert {name, "live", "tier:local", "model:smollm2-135m"} <= set(run["tags"])
+    assert run["labels"]["completion_tokens"] == chunks[-1].usage.completion_tokens
+    assert "France" not in str(run)
+
+
+async def ask(client: openai.AsyncOpenAI, name: str, model: str = "echo", **more: Any) -> str:
+    answer = await client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": f"say {name}"}],
+        extra_headers={"x-request-id": name},
+        **more,
+    )
+    return answer.choices[0].message.content or ""
+
+
+async def paced(client: openai.AsyncOpenAI, names: list[str], per_second: float) -> None:
+    """Ask as `names`, so many a second, whether or not earlier ones are answered."""
+    started = time.monotonic()
+    asked = []
+    for number, name in enumerate(names):
+        await asyncio.sleep(max(0, started + number / per_second - time.monotonic()))
+        asked.append(asyncio.create_task(ask(client, name)))
+    for name, answer in zip(names, await asyncio.gather(*asked), strict=True):
+        assert answer == f"say {name}"
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+async def test_each_of_20_live_chats_a_second_is_recorded_at_most_2_s_behind(
+    client: openai.AsyncOpenAI, prefect: httpx.AsyncClient, count: int
+) -> None:
+    names = [f"paced-{count}-{number}-{time.time_ns()}" for number in range(count)]
+    await ask(client, f"warm-{time.time_ns()}")
+    await paced(client, names, 20)
+    runs = await recorded(prefect, *names, timeout_s=2.5)
+    behind = [_written(run) - run["labels"]["ended"] for run in runs]
+    assert max(behind) <= 2, sorted(behind)[-5:]
+
+
+def _written(run: dict[str, Any]) -> float:
+    return datetime.fromisoformat(run["end_time"]).timestamp()
+
+
+async def test_a_burst_of_200_is_answered_without_waiting_for_prefect_and_recorded_later(
+    client: openai.AsyncOpenAI, prefect: httpx.AsyncClient
+) -> None:
+    names = [f"burst-{number}-{time.time_ns()}" for number in range(200)]
+    started = time.monotonic()
+    answers = await asyncio.gather(*(ask(client, name) for name in names))
+    took = time.monotonic() - started
+    assert answers == [f"say {name}" for name in names]
+    assert took < 5
+    await recorded(prefect, *names, timeout_s=20)
+
+
+async def test_streams_do_not_stutter_while_the_worker_executes_flows(
+    client: openai.AsyncOpenAI, http: httpx.AsyncClient
+) -> None:
+    async def gaps() -> float:
+        stream = await client.chat.completions.create(
+            model="echo-paced",
+            messages=[{"role": "user", "content": " ".join(["word"] * 150)}],
+            stream=True,
+        )
+        times = []
+        async for chunk in stream:
+            if chunk.choices and chunk.choices[0].delta.content:
+                times.append(time.perf_counter())
+        between = sorted(later - sooner for sooner, later in pairwise(times))
+        return between[int(len(between) * 0.99)]
+
+    idle = await gaps()
+    body = {"flow": "chat", "parameters": {"model": "echo", "messages": [{"role": "user", "content": "x"}]}}
+    jobs = [(await http.post("/v1/jobs", json=body)).json()["id"] for _ in range(4)]
+    busy = await gaps()
+    for job in jobs:
+        assert (await job_done(http, job))["status"] == "succeeded"
+    assert busy - idle <= 0.010, (idle, busy)
+
+
+async def test_the_run_page_shows_both_by_request_id(
+    smi: Any, client: openai.AsyncOpenAI, prefect: httpx.AsyncClient
+) -> None:
+    name = f"seen-{time.time_ns()}"
+    await ask(client, name)
+    (run,) = await recorded(prefect, name, timeout_s=5)
+    ui = smi.prefect_url.removesuffix("/api")
+    async with chromium() as page:
+        await log_in(page, ui, smi.prefect_auth)
+        await page.open(f"{ui}/runs/flow-run/{run['id']}")
+        await page.text_with(name, "Completed", "generate")
+        await page.picture(Path(os.environ.get("SMI_SHOTS", "/tmp")) / "run-page.png")
