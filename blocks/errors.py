@@ -38,9 +38,15 @@ class InvalidRequest(SmiError):
 
 
 class UnknownParameter(InvalidRequest):
-    """A parameter that does not exist here, or that this server or model cannot honour."""
+    """A parameter that does not exist."""
 
     code = "unknown_parameter"
+
+
+class UnsupportedParameter(UnknownParameter):
+    """A parameter that others honour and this server does not yet."""
+
+    code = "unsupported_parameter"
 
 
 class ContextLengthExceeded(InvalidRequest):

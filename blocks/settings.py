@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import ByteSize, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from blocks.errors import ConfigurationError
@@ -58,9 +58,12 @@ class Settings(BaseSettings):
     prefect_url: str | None = Field(None, description="Prefect's API, ending in /api")
     database_url: SecretStr | None = Field(None, description="SQLAlchemy URL, postgresql+asyncpg://...")
     join_token: SecretStr | None = Field(None, description="shared by the API and its nodes")
+    max_upload: ByteSize = Field(ByteSize(512 * 2**20), description="bytes of the largest upload taken")
     storage_url: str | None = Field(
         None, description="fsspec URL of requests and results; default home/storage"
     )
+    live_runs_days: float = Field(7, gt=0, description="days that Prefect keeps the record of a live run")
+    live_runs_max: int = Field(50_000, ge=0, description="records of live runs that Prefect keeps at most")
 
     @classmethod
     def settings_customise_sources(

@@ -215,11 +215,11 @@ def view(name: str, state: NodeState, machine: str) -> Node:
 _fleets: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Fleet] = weakref.WeakKeyDictionary()
 
 
-async def current_fleet() -> Fleet:
-    """The fleet of this event loop, started on first use with this process's settings."""
+async def current_fleet(settings: Settings | None = None) -> Fleet:
+    """The fleet of this event loop, started on first use with `settings`, by default this process's."""
     loop = asyncio.get_running_loop()
     if loop not in _fleets:
-        fleet = Fleet(load_settings())
+        fleet = Fleet(settings or load_settings())
         _fleets[loop] = fleet
         await fleet.start()
     return _fleets[loop]

@@ -45,10 +45,10 @@ class ChatParameters(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[
         list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_as_list), Field(max_length=4)
     ] = None

@@ -1,0 +1,120 @@
+"""Errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from typing import Any, TypeVar
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, to_json
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from blocks.errors import InvalidRequest, NotFound, SmiError, UnknownParameter
+
+M = TypeVar("M", bound=BaseModel)
+log = logging.getLogger("smi.api")
+
+
+class MethodNotAllowed(InvalidRequest):
+    code, status = "method_not_allowed", 405
+
+
+def error_body(error: SmiError) -> bytes:
+    """The error as OpenAI words it, in JSON."""
+    told = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return to_json({"error": told})
+
+
+def error_response(error: SmiError) -> Response:
+    headers = {}
+    if error.retry_after is not None:
+        headers["retry-after"] = str(max(1, round(error.retry_after)))
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(error_body(error), error.status, headers, "application/json")
+
+
+def unexpected(error: BaseException, request_id: str) -> SmiError:
+    """Log where an unforeseen error happened, and say nothing of it to the client.
+
+    Neither tells the error's own text: that of a validation error, say, holds the request's content.
+    """
+    frames = []
+    cause: BaseException | None = error
+    while cause is not None:
+        frames += [*traceback.format_tb(cause.__traceback__), f"{type(cause).__qualname__}\n"]
+        cause = cause.__cause__ or cause.__context__
+    log.error("request %s failed:\n%s", request_id, "".join(frames).rstrip())
+    return SmiError(f"something went wrong here; the log knows more under request id {request_id}")
+
+
+def parse(model: type[M], body: bytes) -> M:
+    """`body` as `model`; numbers in quotes and the like are refused.
+
+    Raises:
+        InvalidRequest: naming the first parameter at fault by its path.
+    """
+    if not body.strip():
+        raise InvalidRequest("the body is empty; send a JSON object")
+    try:
+        return model.model_validate_json(body, strict=True)
+    except ValidationError as error:
+        raise told(error.errors(include_input=False, include_url=False)[0]) from None
+
+
+def told(detail: ErrorDetails) -> InvalidRequest:
+    """One of pydantic's errors in our words."""
+    if detail["type"] == "json_invalid":
+        return InvalidRequest(f"the body is not JSON: {detail['ctx']['error']}")
+    param = path(detail["loc"])
+    if not param:
+        return InvalidRequest("the body must be a JSON object")
+    match detail["type"]:
+        case "extra_forbidden":
+            return UnknownParameter(f"{param!r} is not a parameter here; leave it out", param=param)
+        case "missing":
+            return InvalidRequest(f"{param!r} is missing", param=param)
+    said = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return InvalidRequest(f"{param!r} is wrong: {said[0].lower()}{said[1:]}", param=param)
+
+
+def path(location: tuple[int | str, ...]) -> str:
+    """A location as one writes it: `messages[0].role`."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+async def _smi_error(request: Request, error: Any) -> Response:
+    return error_response(error)
+
+
+async def _http_error(request: Request, error: Any) -> Response:
+    where = f"{request.method} {request.url.path}"
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        response = error_response(MethodNotAllowed(f"{where} does not exist; use {allowed}"))
+        response.headers["allow"] = allowed
+        return response
+    if error.status_code == 404:
+        return error_response(NotFound(f"{where} does not exist; /docs lists what does"))
+    return error_response(InvalidRequest(str(error.detail)))
+
+
+async def _validation_error(request: Request, error: Any) -> Response:
+    detail = dict(error.errors()[0])
+    detail["loc"] = detail["loc"][1:]  # "body", "query", "path"
+    return error_response(told(detail))  # type: ignore[arg-type]
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Make every refusal of `app` OpenAI-shaped. What is unforeseen is the middleware's."""
+    app.add_exception_handler(SmiError, _smi_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
