@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from browser import chromium, log_in
 
 SPEECH = Path(__file__).parent.parent / "data" / "speech"
 
@@ -30,34 +28,6 @@ async def job_done(http: httpx.AsyncClient, job: str, timeout_s: float = 120) ->
             if found["status"] in ("succeeded", "failed", "cancelled"):
                 return dict(found)
             await asyncio.sleep(0.2)
-
-
-@pytest.fixture
-async def http(smi: Any) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(
-        base_url=smi.url, headers={"Authorization": f"Bearer {smi.key}"}, timeout=60, trust_env=False
-    ) as client:
-        yield client
-
-
-@pytest.fixture
-async def prefect(smi: Any) -> AsyncIterator[httpx.AsyncClient]:
-    user, _, password = smi.prefect_auth.partition(":")
-    async with httpx.AsyncClient(
-        base_url=smi.prefect_url, auth=(user, password), timeout=60, trust_env=False
-    ) as client:
-        yield client
-
-
-@pytest.fixture
-async def client(smi: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{smi.url}/v1",
-        api_key=smi.key,
-        max_retries=0,
-        http_client=httpx.AsyncClient(trust_env=False, timeout=60),
-    ) as client:
-        yield client
 
 
 async def runs_named(prefect: httpx.AsyncClient, *names: str) -> list[dict[str, Any]]:
@@ -220,14 +190,11 @@ async def test_streams_do_not_stutter_while_the_worker_executes_flows(
 
 
 async def test_the_run_page_shows_both_by_request_id(
-    smi: Any, client: openai.AsyncOpenAI, prefect: httpx.AsyncClient
+    smi: Any, client: openai.AsyncOpenAI, prefect: httpx.AsyncClient, prefect_ui: Any
 ) -> None:
     name = f"seen-{time.time_ns()}"
     await ask(client, name)
     (run,) = await recorded(prefect, name, timeout_s=5)
-    ui = smi.prefect_url.removesuffix("/api")
-    async with chromium() as page:
-        await log_in(page, ui, smi.prefect_auth)
-        await page.open(f"{ui}/runs/flow-run/{run['id']}")
-        await page.text_with(name, "Completed", "generate")
-        await page.picture(Path(os.environ.get("SMI_SHOTS", "/tmp")) / "run-page.png")
+    await prefect_ui.open(f"{smi.prefect_url.removesuffix('/api')}/runs/flow-run/{run['id']}")
+    await prefect_ui.text_with(name, "Completed", "generate")
+    await prefect_ui.picture(Path(os.environ.get("SMI_SHOTS", "/tmp")) / "run-page.png")

@@ -1,4 +1,4 @@
-"""Headless Chromium, driven over its DevTools protocol: log in to Prefect's UI and look at a page."""
+"""Clients of a whole installation, and headless Chromium on Prefect's UI, over its DevTools protocol."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
+import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 FLAGS = [
@@ -104,10 +106,43 @@ async def _port(file: Path) -> int:
     return int(file.read_text().splitlines()[0])
 
 
-async def log_in(page: Page, ui_url: str, auth: str) -> None:
-    """Do what Prefect's login form does."""
-    await page.open(ui_url)
-    await page.text_with("", timeout_s=20)
-    await asyncio.sleep(1)
-    password = base64.b64encode(auth.encode()).decode()
-    await page.script(f"localStorage.setItem('prefect-password', {json.dumps(password)})")
+@pytest.fixture
+async def http(smi: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(
+        base_url=smi.url, headers={"Authorization": f"Bearer {smi.key}"}, timeout=60, trust_env=False
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+async def prefect(smi: Any) -> AsyncIterator[httpx.AsyncClient]:
+    user, _, password = smi.prefect_auth.partition(":")
+    async with httpx.AsyncClient(
+        base_url=smi.prefect_url, auth=(user, password), timeout=60, trust_env=False
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(smi: Any) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{smi.url}/v1",
+        api_key=smi.key,
+        max_retries=0,
+        http_client=httpx.AsyncClient(trust_env=False, timeout=60),
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+async def prefect_ui(smi: Any) -> AsyncIterator[Page]:
+    """A tab that has done what Prefect's login form does."""
+    async with chromium() as page:
+        ui = smi.prefect_url.removesuffix("/api")
+        await page.open(ui)
+        async with asyncio.timeout(30):
+            while await page.script("document.readyState + location.origin") != f"complete{ui}":
+                await asyncio.sleep(0.2)
+        password = base64.b64encode(smi.prefect_auth.encode()).decode()
+        await page.script(f"localStorage.setItem('prefect-password', {json.dumps(password)})")
+        yield page
