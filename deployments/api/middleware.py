@@ -51,7 +51,8 @@ class RequestMiddleware:
         try:
             if given is not None and not usable:
                 raise InvalidRequest(
-                    "header x-request-id must be 1 to 64 letters, digits, '.', '_' or '-'", param="x-request-id"
+                    "header x-request-id must be 1 to 64 letters, digits, '.', '_' or '-'",
+                    param="x-request-id",
                 )
             if scope["path"] not in PUBLIC:
                 state["key"] = await authenticate(self.keys, headers.get(b"authorization"))

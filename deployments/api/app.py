@@ -1,0 +1,69 @@
+"""The application: routes, and what lives as long as the process.
+
+`app.state` holds `settings`, `engine` (SQLAlchemy), `keys`, `recorder` and `metrics` for the routes.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from blocks.settings import Settings
+from deployments.api import audio, chat, models, system
+from deployments.api.docs import document
+from deployments.api.errors import add_error_handlers
+from deployments.api.keys import Keys
+from deployments.api.metrics import Metrics, Surroundings
+from deployments.api.middleware import RequestMiddleware
+from deployments.database import engine_for
+from deployments.recorder.spool import SpoolRecorder
+from tasks.fleet import close_fleet, current_fleet
+
+DESCRIPTION = "OpenAI's API over your own machines. Key: `Authorization: Bearer sk-smi-...`."
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    state = app.state
+    fleet = await current_fleet(state.settings)
+    state.metrics.registry.register(Surroundings(state.recorder.status, lambda: len(fleet.nodes)))
+    try:
+        await state.keys.start()
+        await state.recorder.start()
+        yield
+    finally:
+        await state.recorder.stop()
+        await state.keys.stop()
+        await close_fleet()
+        await state.engine.dispose()
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The API of one installation. Needs `database_url`, `prefect_url`, `prefect_auth`, `join_token`.
+
+    Raises:
+        ConfigurationError: one of them is missing.
+    """
+    app = FastAPI(
+        title="SMI",
+        version=importlib.metadata.version("smi"),
+        description=DESCRIPTION,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=_lifespan,
+    )
+    state = app.state
+    state.settings = settings
+    state.engine = engine_for(settings)
+    state.keys = Keys(state.engine)
+    state.metrics = Metrics()
+    state.recorder = SpoolRecorder(settings)
+    for module in (chat, audio, models, system):
+        app.include_router(module.router)
+    app.add_middleware(RequestMiddleware, keys=state.keys, metrics=state.metrics)
+    add_error_handlers(app)
+    document(app)
+    return app

@@ -1,0 +1,217 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import to_json
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from blocks.errors import Cancelled, InvalidRequest, SmiError
+from deployments.api import parameters
+from deployments.api.body import read_body
+from deployments.api.disconnect import ClientPresent
+from deployments.api.docs import takes_json
+from deployments.api.errors import error_body, parse, unexpected
+from deployments.api.live import json_response, named, origin, origin_headers, recorder_of
+from deployments.api.metrics import Metrics
+from flows.chat import ChatRequest, chat
+from flows.live import Recorder, run_live
+from tasks.live import LiveRun
+from tasks.protocol.shapes import Message
+from tasks.text import Completion, TextDelta
+
+router = APIRouter(tags=["chat"])
+_FINGERPRINT = f"smi-{importlib.metadata.version('smi')}"
+
+
+class ChatMessage(Message):
+    """One turn. What an assistant's earlier answer carries besides is passed over when it is empty."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class ChatCompletionRequest(ChatRequest):
+    """OpenAI's chat completion, as far as this server honours it; anything else is refused by name."""
+
+    model_config = ConfigDict(extra="allow")
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]  # type: ignore[assignment]
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Literal[1] | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+
+    def checked(self) -> ChatRequest:
+        """The flow's request. Raises `InvalidRequest` for what cannot be honoured."""
+        if self.model_extra:
+            parameters.refuse_others(self.model_extra, parameters.CHAT, type(self).model_fields)
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise InvalidRequest(
+                "give 'max_tokens' or 'max_completion_tokens', not both", param="max_completion_tokens"
+            )
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("'stream_options' needs 'stream': true", param="stream_options")
+        return ChatRequest.model_construct(
+            model=self.model,
+            messages=[_plain(message, index) for index, message in enumerate(self.messages)],
+            max_tokens=self.max_completion_tokens if self.max_tokens is None else self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+            stop=self.stop,
+        )
+
+
+def _plain(message: ChatMessage, index: int) -> Message:
+    if message.model_extra:
+        parameters.refuse_others(
+            message.model_extra, parameters.MESSAGE, Message.model_fields, f"messages[{index}]."
+        )
+    return Message.model_construct(role=message.role, content=message.content, name=message.name)
+
+
+@router.post(
+    "/v1/chat/completions",
+    summary="Answer a conversation",
+    response_model=None,
+    openapi_extra=takes_json(ChatCompletionRequest),
+)
+async def create_chat_completion(request: Request) -> Response:
+    """Unary, or with `stream` as server-sent events; with `stream_options.include_usage` the last of them
+    has the token counts."""
+    asked = parse(ChatCompletionRequest, await read_body(request))
+    question = asked.checked()
+    await named(question.model, "chat")
+    run = LiveRun(chat.name, request.state.request_id)
+    if asked.stream:
+        usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
+        return ChatStream(request, run, question, usage)
+    async with ClientPresent(request.receive):
+        answer = await run_live(chat, run, recorder_of(request), question)
+    return json_response(_whole(run, answer), run)
+
+
+def _head(run: LiveRun, kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{run.request_id}",
+        "object": kind,
+        "created": int(run.started),
+        "model": run.labels.get("model", ""),
+        "system_fingerprint": _FINGERPRINT,
+    }
+
+
+def _usage(answer: Completion) -> dict[str, int]:
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+    }
+
+
+def _whole(run: LiveRun, answer: Completion) -> dict[str, Any]:
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "content": answer.text, "refusal": None},
+        "logprobs": None,
+        "finish_reason": answer.finish_reason,
+    }
+    return {
+        **_head(run, "chat.completion"),
+        "choices": [choice],
+        "usage": _usage(answer),
+        "smi": origin(run),
+    }
+
+
+class ChatStream(Response):
+    """Runs the flow while it answers: each delta goes to the socket from inside the flow's own task.
+
+    The flow waits while the client is slow, and so does the node. Until the first delta an error is an
+    ordinary one; after it, it is an event, and the stream ends without `[DONE]`.
+    """
+
+    background = None
+
+    def __init__(self, request: Request, run: LiveRun, question: ChatRequest, usage: bool) -> None:
+        self.run, self.question, self.usage = run, question, usage
+        self.begun: float = request.state.begun
+        self.recorder: Recorder = recorder_of(request)
+        self.metrics: Metrics = request.app.state.metrics
+        self.started = False
+        run.sink = self._delta
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._send = send
+        try:
+            async with ClientPresent(receive):
+                answer = await run_live(chat, self.run, self.recorder, self.question)
+        except Cancelled:
+            raise
+        except Exception as error:
+            if not self.started:
+                raise
+            told = error if isinstance(error, SmiError) else unexpected(error, self.run.request_id)
+            await self._write(b"data: " + error_body(told) + b"\n\n", more=False)
+            return
+        if not self.started:
+            await self._start()
+        await self._write(self._ending(answer), more=False)
+
+    async def _delta(self, delta: TextDelta) -> None:
+        if not self.started:
+            self.metrics.ttft.observe(time.perf_counter() - self.begun)
+            await self._start(delta.text)
+        else:
+            await self._write(self._before + to_json(delta.text) + self._after)
+
+    async def _start(self, text: str = "") -> None:
+        """Status, headers and the first chunk, which alone says the role and where the answer is from."""
+        self.started = True
+        head = _head(self.run, "chat.completion.chunk")
+        no_usage: dict[str, None] = {"usage": None} if self.usage else {}
+        self._chunk = {**head, **no_usage}
+        choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": None}
+        first = {"role": "assistant", "content": text, "refusal": None}
+        opening = {**self._chunk, "choices": [{**choice, "delta": first}], "smi": origin(self.run)}
+        self._before = b"data: " + to_json(self._chunk)[:-1] + b',"choices":[{"index":0,"delta":{"content":'
+        self._after = b'},"logprobs":null,"finish_reason":null}]}\n\n'
+        headers = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+            **origin_headers(self.run),
+        }
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": 200, "headers": raw})
+        await self._write(_event(opening))
+
+    def _ending(self, answer: Completion) -> bytes:
+        choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": answer.finish_reason}
+        ending = _event({**self._chunk, "choices": [choice]})
+        if self.usage:
+            ending += _event({**self._chunk, "choices": [], "usage": _usage(answer), "smi": origin(self.run)})
+        return ending + b"data: [DONE]\n\n"
+
+    async def _write(self, data: bytes, more: bool = True) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return b"data: " + to_json(content) + b"\n\n"

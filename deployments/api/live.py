@@ -1,0 +1,54 @@
+"""What the routes of live requests share."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import BaseModel
+from pydantic_core import to_json
+from starlette.requests import Request
+from starlette.responses import Response
+
+from flows.live import Recorder
+from tasks.fleet import current_fleet
+from tasks.live import LiveRun
+
+R = TypeVar("R")
+
+
+class Origin(BaseModel):
+    """Field `smi` of an answer: where it came from."""
+
+    tier: str
+    model: str
+    node: str
+    request_id: str
+
+
+def recorder_of(request: Request) -> Recorder:
+    recorder: Recorder = request.app.state.recorder
+    return recorder
+
+
+async def named(model: str, task: str) -> str:
+    """The catalogue's name of a model for `task`, by name or alias. Raises `ModelNotFound`."""
+    return (await current_fleet()).catalogue.get(model, task).name
+
+
+def origin(run: LiveRun) -> dict[str, str]:
+    """Where `run`'s answer came from, as `Origin`."""
+    labels = run.labels
+    return {
+        "tier": str(labels.get("tier", "")),
+        "model": str(labels.get("model", "")),
+        "node": str(labels.get("node", "")),
+        "request_id": run.request_id,
+    }
+
+
+def origin_headers(run: LiveRun) -> dict[str, str]:
+    return {"x-smi-tier": str(run.labels.get("tier", "")), "x-smi-model": str(run.labels.get("model", ""))}
+
+
+def json_response(content: object, run: LiveRun) -> Response:
+    return Response(to_json(content), 200, origin_headers(run), "application/json")
