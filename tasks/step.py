@@ -7,18 +7,23 @@ Prefect task, with retries, states and a place in the UI.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+import traceback
 from collections.abc import Callable, Coroutine
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from prefect import Task
 from prefect.cache_policies import NO_CACHE
 
-from blocks.errors import SmiError
+from blocks.errors import SmiError, from_code
 from tasks.live import LiveRun, StepRecord, current
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+log = logging.getLogger("smi.steps")
 
 
 class Step(Task[P, Coroutine[Any, Any, R]]):
@@ -50,6 +55,27 @@ def told(error: BaseException) -> str:
     return f"{error.code}: {error.message}" if isinstance(error, SmiError) else type(error).__name__
 
 
+def content_free(error: Exception) -> SmiError:
+    """`error` as Prefect's states and logs may show it: they print messages and chained errors in full.
+
+    The lines of code that it came through go to this process's log.
+    """
+    if isinstance(error, SmiError):
+        return from_code(error.code, error.message, param=error.param, retry_after=error.retry_after)
+    log.error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
+    return SmiError(f"unexpected {type(error).__name__}; the log of the process that ran it says where")
+
+
 def step(fn: Callable[P, Coroutine[Any, Any, R]]) -> Step[P, R]:
     """Declare a step. Inputs are not hashed (they are content) and results not kept by Prefect."""
-    return Step(fn, cache_policy=NO_CACHE, persist_result=False)
+
+    @wraps(fn)
+    async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return await fn(*args, **kwargs)
+        except Exception as error:
+            if current() is not None:
+                raise
+            raise content_free(error) from None
+
+    return Step(guarded, cache_policy=NO_CACHE, persist_result=False)

@@ -1,0 +1,146 @@
+"""Prefect's work pools and deployments, as SMI needs them. Both calls may be repeated at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from blocks.errors import ConfigurationError
+from blocks.settings import Settings
+from tasks.fleet import POOL_TYPE
+from tasks.prefect_api import prefect_http
+
+ROOT = Path(__file__).resolve().parent.parent
+POOLS = {"cpu": 0, "gpu-8gb": 8, "gpu-24gb": 24, "gpu-80gb": 80, "hpc": 0}  # GB of GPU memory
+QUEUES = {"high": 1, "normal": 2, "low": 3}  # Prefect: 1 goes first
+DEPLOYMENTS = ("chat/smi", "transcribe/smi", "converse/smi")
+DEPLOY_TIMEOUT_S = 120
+
+
+async def ensure_pools(settings: Settings) -> None:
+    """Make the pools and queues that are missing, and set right those that differ.
+
+    Raises:
+        httpx.HTTPError: Prefect is away or refuses.
+    """
+    async with prefect_http(settings) as http:
+        for name, memory in POOLS.items():
+            await _ensure_pool(http, name, memory)
+            for queue, priority in QUEUES.items():
+                await _ensure_queue(http, name, queue, priority)
+
+
+async def _ensure_pool(http: httpx.AsyncClient, name: str, gpu_memory_gb: int) -> None:
+    wanted = {"base_job_template": _template(gpu_memory_gb)}
+    described = {"description": f"nodes with {gpu_memory_gb} GB of GPU memory" if gpu_memory_gb else name}
+    found = await http.get(f"/work_pools/{name}")
+    if found.status_code == httpx.codes.NOT_FOUND:
+        made = await http.post("/work_pools/", json={"name": name, "type": POOL_TYPE, **described, **wanted})
+        if made.status_code != httpx.codes.CONFLICT:  # another process was faster
+            made.raise_for_status()
+        return
+    pool = found.raise_for_status().json()
+    if pool["type"] != POOL_TYPE:
+        raise ConfigurationError(
+            f"work pool {name!r} is of type {pool['type']!r}, not {POOL_TYPE!r}: rename or delete it"
+        )
+    if pool["base_job_template"] != wanted["base_job_template"]:
+        (await http.patch(f"/work_pools/{name}", json=wanted)).raise_for_status()
+
+
+def _template(gpu_memory_gb: int) -> dict[str, Any]:
+    memory = {
+        "type": "integer",
+        "title": "Gpu Memory Gb",
+        "default": gpu_memory_gb,
+        "description": "GPU memory of a node in this pool; 0 means none",
+    }
+    return {
+        "job_configuration": {"gpu_memory_gb": "{{ gpu_memory_gb }}"},
+        "variables": {"type": "object", "properties": {"gpu_memory_gb": memory}},
+    }
+
+
+async def _ensure_queue(http: httpx.AsyncClient, pool: str, name: str, priority: int) -> None:
+    path = f"/work_pools/{pool}/queues"
+    found = await http.get(f"{path}/{name}")
+    if found.status_code == httpx.codes.NOT_FOUND:
+        made = await http.post(path, json={"name": name, "priority": priority})
+        if made.status_code != httpx.codes.CONFLICT:
+            made.raise_for_status()
+        # Prefect may shift priorities to make room for a new queue.
+        found = await http.get(f"{path}/{name}")
+    if found.raise_for_status().json()["priority"] != priority:
+        (await http.patch(f"{path}/{name}", json={"priority": priority})).raise_for_status()
+
+
+async def ensure_deployments(settings: Settings) -> None:
+    """Deploy `prefect.yaml`, unless neither it nor a flow has changed since and the deployments are there.
+
+    Raises:
+        ConfigurationError: Prefect's command failed; with the end of what it said.
+        httpx.HTTPError: Prefect is away.
+    """
+    mark = settings.home / "deployed"
+    digest = _digest(settings)
+    if mark.exists() and mark.read_text() == digest and not await missing_deployments(settings):
+        return
+    await _deploy(settings)
+    if missing := await missing_deployments(settings):
+        raise ConfigurationError(f"deployments are missing after `prefect deploy`: {', '.join(missing)}")
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.write_text(digest)
+
+
+async def missing_deployments(settings: Settings) -> list[str]:
+    """Names (`flow/deployment`) that Prefect does not know."""
+    async with prefect_http(settings) as http:
+        answers = {name: await http.get(f"/deployments/name/{name}") for name in DEPLOYMENTS}
+    missing = []
+    for name, answer in answers.items():
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            missing.append(name)
+        else:
+            answer.raise_for_status()
+    return missing
+
+
+def _digest(settings: Settings) -> str:
+    files = [ROOT / "prefect.yaml", *sorted((ROOT / "flows").glob("*.py"))]
+    seen = hashlib.sha256(settings.require("prefect_url").encode())
+    for file in files:
+        seen.update(file.read_bytes())
+    return seen.hexdigest()
+
+
+async def _deploy(settings: Settings) -> None:
+    environment = {
+        **os.environ,
+        "PREFECT_API_URL": settings.require("prefect_url"),
+        "PREFECT_API_AUTH_STRING": settings.require("prefect_auth"),
+        "PREFECT_HOME": str(settings.home / "prefect"),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+    command = (sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all")
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=ROOT,
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        said, _ = await asyncio.wait_for(process.communicate(), DEPLOY_TIMEOUT_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        raise ConfigurationError(f"`prefect deploy --all` failed: {said.decode(errors='replace')[-1000:]}")
