@@ -1,0 +1,5 @@
+"""`python -m deployments` is `smi`."""
+
+from deployments.cli import main
+
+main()

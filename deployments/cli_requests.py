@@ -1,0 +1,122 @@
+"""The commands of `smi` that make requests: chat, run, models."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from deployments.cli import Home, Json, Key, app, home_of, note, settings_of, told
+
+POLL_S = 0.3
+FINAL = ("completed", "failed", "cancelled")
+
+
+def base_url(home: Path | None) -> str:
+    """The API's URL, ending in /v1: OPENAI_BASE_URL, or this machine's installation."""
+    given = os.environ.get("OPENAI_BASE_URL")
+    if given:
+        return given.rstrip("/")
+    settings = settings_of(home)
+    return f"http://{settings.host}:{settings.api_port}/v1"
+
+
+def _key(key: str | None) -> str:
+    from blocks.errors import ConfigurationError
+
+    if not key:
+        raise ConfigurationError(
+            "no API key: give --key or set OPENAI_API_KEY; `smi up` shows it once, `smi up --new-key` makes another"
+        )
+    return key
+
+
+@app.command()
+def chat(
+    question: Annotated[str, typer.Argument(help="What to ask.")],
+    model: Annotated[str, typer.Option(help="Name or alias in the catalogue.")] = "default",
+    max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
+    key: Key = None,
+    home: Home = None,
+) -> None:
+    """Ask a model one question; the answer appears as it is made."""
+    with told():
+        _chat(base_url(home), _key(key), question, model, max_tokens)
+
+
+def _chat(url: str, key: str, question: str, model: str, max_tokens: int | None) -> None:
+    import openai
+
+    from blocks.errors import SmiError
+
+    client = openai.OpenAI(base_url=url, api_key=key, max_retries=0)
+    try:
+        with client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": question}],
+            stream=True,
+            max_tokens=max_tokens if max_tokens is not None else openai.omit,
+        ) as stream:
+            for chunk in stream:
+                if chunk.choices:
+                    typer.echo(chunk.choices[0].delta.content or "", nl=False)
+        typer.echo()
+    except openai.APIConnectionError as error:
+        raise SmiError(f"{url} does not answer ({error.__cause__}): is `smi up` running?") from None
+    except openai.APIError as error:
+        raise SmiError(error.message) from None
+
+
+@app.command()
+def run(
+    flow: Annotated[str, typer.Argument(help="A flow: chat, transcribe, converse.")],
+    file: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Media to send.")] = None,
+    request: Annotated[str, typer.Option(help="The request's other fields, as a JSON object.")] = "{}",
+    priority: Annotated[str, typer.Option(help="high, normal or low")] = "normal",
+    key: Key = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Submit a job, wait for it and print its result."""
+    with told():
+        job = submit_and_wait(base_url(home), _key(key), flow, _fields(request), file, priority, note)
+    typer.echo(json.dumps(job) if as_json else json.dumps(job.get("result"), indent=2, ensure_ascii=False))
+
+
+def _fields(text: str) -> dict[str, Any]:
+    from blocks.errors import InvalidRequest
+
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InvalidRequest(f"--request is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f'--request must be an object, {{"model": "..."}}, not {text}')
+    return value
+
+
+def _models_table(home: Path | None) -> list[dict[str, Any]]:
+    from blocks.catalogue import load_catalogue
+
+    return [entry.model_dump(mode="json") for entry in load_catalogue(home_of(home))]
+
+
+@app.command()
+def models(home: Home = None, as_json: Json = False) -> None:
+    """List the catalogue: models that ship and those of the home folder's models.toml."""
+    with told():
+        entries = _models_table(home)
+    if as_json:
+        typer.echo(json.dumps(entries))
+        return
+    for entry in entries:
+        aliases = ", ".join(entry["aliases"])
+        memory = f"{entry['memory'] / 2**20:.0f} MiB"
+        typer.echo(
+            f"{entry['name']:<22} {entry['task']:<14} {entry['driver']:<15} {memory:>9}  "
+            f"{entry['licence']:<12} {aliases}"
+        )

@@ -1,0 +1,1 @@
+"""`smi up`: everything on one machine, started, watched and stopped together."""

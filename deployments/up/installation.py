@@ -1,0 +1,215 @@
+"""`smi up`, `smi down` and `smi status`: one installation on one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blocks.errors import SmiError
+from blocks.settings import Settings, load_settings
+from deployments.up import banner, home, postgres, prefect_server, processes
+from deployments.up.processes import Recorded, State
+from deployments.up.supervise import Say, Service, StartFailed, Supervisor
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_S = 20
+CLI = [sys.executable, "-P", "-m", "deployments"]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the command line asked of `up`. Ports of None: as before, or the default."""
+
+    home: Path
+    ports: dict[str, int | None]
+    new_key: bool = False
+    as_json: bool = False
+
+
+def up(wishes: Wishes, say: Say, out: Say) -> None:
+    """Start everything, tell where it is, and keep it running until told to stop.
+
+    Raises:
+        ConfigurationError: already running, a port is taken, the home folder cannot be used.
+        StartFailed: a child did not start; everything is stopped again.
+    """
+    home.prepare(wishes.home)
+    with processes.only_one(wishes.home):
+        for left in processes.stop_leftovers(wishes.home):
+            say(f"{left.name} (pid {left.pid}) was left by an earlier `smi up`; stopped")
+        settings = home.settled(wishes.home, wishes.ports)
+        asyncio.run(_Up(settings, wishes, say, out).run())
+
+
+class _Up:
+    def __init__(self, settings: Settings, wishes: Wishes, say: Say, out: Say) -> None:
+        self.settings, self.wishes, self.out = settings, wishes, out
+        self.environment = home.environment(settings)
+        self.supervisor = Supervisor(settings.home, say)
+        self.told_to_stop, self.hurry = asyncio.Event(), asyncio.Event()
+
+    async def run(self) -> None:
+        self.supervisor.state.up = Recorded.of("up", os.getpid())
+        self.supervisor.state.write(self.settings.home)
+        self._listen_to_signals()
+        stop = asyncio.create_task(self.told_to_stop.wait())
+        start = asyncio.create_task(self._start())
+        try:
+            await asyncio.wait({stop, start}, return_when=asyncio.FIRST_COMPLETED)
+            if start.done():
+                self._tell(start.result())
+                await stop
+        finally:
+            start.cancel()
+            await asyncio.gather(start, return_exceptions=True)
+            await self.supervisor.stop(self.hurry)
+            (self.settings.home / "state.json").unlink(missing_ok=True)
+
+    async def _start(self) -> str | None:
+        """Start all; the key that was made, if one was."""
+        await self._start_postgres()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.supervisor.start(self._prefect()))
+                group.create_task(self.supervisor.start(self._api()))
+                prepared = group.create_task(self._prepare())
+                await prepared
+                group.create_task(self.supervisor.start(self._node()))
+                group.create_task(self.supervisor.start(self._jobs()))
+        except* StartFailed as failures:
+            raise failures.exceptions[0] from None
+        return prepared.result()
+
+    async def _start_postgres(self) -> None:
+        folder = self.settings.home / "postgres"
+        command, options = await postgres.prepared(folder)
+        service = Service(
+            "postgres",
+            command,
+            {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC"},
+            lambda: postgres.answers(folder),
+            stop_sign=signal.SIGINT,  # PostgreSQL's fast shutdown
+            options=options,
+        )
+        await self.supervisor.start(service)
+        await postgres.create_databases(folder, "prefect", "smi")
+
+    def _prefect(self) -> Service:
+        return Service(
+            "prefect",
+            prefect_server.command(self.settings),
+            self.environment | prefect_server.environment(self.settings),
+            lambda: prefect_server.answers(self.settings),
+            port=self.settings.prefect_port,
+            nice=prefect_server.NICE,
+            within_s=120,
+        )
+
+    def _api(self) -> Service:
+        health = f"http://{self.settings.host}:{self.settings.api_port}/health"
+        return self._command("api", self.settings.api_port, lambda: prefect_server.http_answers(health))
+
+    def _node(self) -> Service:
+        return self._command("node", self.settings.node_port, lambda: self._accepts(self.settings.node_port))
+
+    def _jobs(self) -> Service:
+        async def at_once() -> bool:
+            return True
+
+        return self._command("jobs", None, at_once)
+
+    def _command(self, name: str, port: int | None, ready: Callable[[], Any]) -> Service:
+        return Service(name, [*CLI, name], self.environment, ready, port=port, within_s=120)
+
+    async def _accepts(self, port: int) -> bool:
+        try:
+            _, writer = await asyncio.open_connection(self.settings.host, port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    async def _prepare(self) -> str | None:
+        command = [sys.executable, "-P", "-m", "deployments.up.prepare"]
+        if self.wishes.new_key:
+            command.append("--new-key")
+        result = await self.supervisor.run_once("prepare", command, self.environment)
+        key: str | None = json.loads(result)["key"]
+        return key
+
+    def _listen_to_signals(self) -> None:
+        def stop() -> None:
+            if self.told_to_stop.is_set():
+                self.hurry.set()
+            self.told_to_stop.set()
+
+        loop = asyncio.get_running_loop()
+        for sign in SIGNALS:
+            if signal.getsignal(sign) is not signal.SIG_IGN:  # nohup stays nohup
+                loop.add_signal_handler(sign, stop)
+
+    def _tell(self, key: str | None) -> None:
+        if self.wishes.as_json:
+            pids = {entry.name: entry.pid for entry in self.supervisor.state.processes.values()}
+            self.out(json.dumps(banner.facts(self.settings, key, pids)))
+        else:
+            self.out(banner.text(self.settings, key))
+
+
+def down(home: Path) -> list[str]:
+    """Stop the installation from another process; names of what was running.
+
+    Raises:
+        SmiError: it did not stop in time.
+    """
+    state = State.read(home)
+    if state.up is not None and (process := state.up.process()) is not None:
+        running = ["up", *state.processes]
+        process.send_signal(signal.SIGTERM)
+        if not processes.wait_gone(state.up, STOP_S):
+            raise SmiError(f"`smi up` (pid {state.up.pid}) has not stopped within {STOP_S} s")
+        return running
+    left = [entry.name for entry in processes.stop_leftovers(home)]
+    (home / "state.json").unlink(missing_ok=True)
+    return left
+
+
+@dataclass(frozen=True)
+class Status:
+    """One process of the installation as it is now."""
+
+    name: str
+    pid: int
+    port: int | None
+    state: str
+
+
+async def status(home: Path) -> list[Status]:
+    """Each process that `smi up` recorded; empty when nothing is installed or running."""
+    state = State.read(home)
+    entries = ([state.up] if state.up else []) + list(state.processes.values())
+    if not entries:
+        return []
+    settings = load_settings(home=home)
+    return [Status(entry.name, entry.pid, entry.port, await _health(entry, settings)) for entry in entries]
+
+
+async def _health(entry: Recorded, settings: Settings) -> str:
+    if entry.process() is None:
+        return "not running"
+    probes = {
+        "postgres": lambda: postgres.answers(settings.home / "postgres"),
+        "prefect": lambda: prefect_server.answers(settings),
+        "api": lambda: prefect_server.http_answers(f"http://{settings.host}:{entry.port}/health"),
+    }
+    probe = probes.get(entry.name)
+    if probe is None:
+        return "running"
+    return "healthy" if await probe() else "does not answer"
