@@ -1,0 +1,75 @@
+"""The spool's lines: one JSON array per start and per end of a run. Names, times, states; never content.
+
+An end says all that its start said, so it stands alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import orjson
+
+from tasks.live import Label, LiveRun, StepRecord
+
+
+@dataclass(slots=True)
+class Record:
+    """A run as the spool tells it. `key` counts the runs of one API process; `state` is Prefect's.
+
+    `flow_run_id` is known once the run was created in Prefect while it was still going on.
+    """
+
+    key: int
+    flow: str
+    request_id: str
+    started: float
+    ended: float = 0.0
+    state: str = "RUNNING"
+    message: str = ""
+    labels: dict[str, Label] = field(default_factory=dict)
+    steps: list[StepRecord] = field(default_factory=list)
+    flow_run_id: str | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.state != "RUNNING"
+
+
+def start_line(key: int, run: LiveRun) -> bytes:
+    return orjson.dumps((key, run.flow, run.request_id, run.started), option=orjson.OPT_APPEND_NEWLINE)
+
+
+def end_line(key: int, run: LiveRun) -> bytes:
+    steps = [(step.name, step.started, step.ended, step.state, step.message) for step in run.steps]
+    return orjson.dumps(
+        (
+            key,
+            run.flow,
+            run.request_id,
+            run.started,
+            run.ended,
+            run.state,
+            run.message,
+            run.labels,
+            steps,
+        ),
+        default=str,
+        option=orjson.OPT_APPEND_NEWLINE,
+    )
+
+
+def parse(line: bytes) -> Record:
+    """The record in a line.
+
+    Raises:
+        ValueError: the line is damaged.
+    """
+    values = orjson.loads(line)
+    if not isinstance(values, list) or len(values) not in (4, 9) or not isinstance(values[0], int):
+        raise ValueError("not a line of the spool")
+    if len(values) == 4:
+        return Record(*values)
+    try:
+        return Record(*values[:8], *[[StepRecord(*step) for step in values[8]]])
+    except TypeError as error:
+        raise ValueError("not a line of the spool") from error
