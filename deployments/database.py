@@ -10,7 +10,7 @@ from sqlalchemy.orm import DeclarativeBase
 
 from blocks.settings import Settings
 
-TABLES = ("deployments.api.keys",)  # the modules that declare tables
+TABLES = ("deployments.api.keys", "deployments.jobs.store")  # the modules that declare tables
 _SCHEMA_LOCK = 0x534D49  # "SMI"; any fixed number does
 
 

@@ -19,6 +19,7 @@ from tasks.prefect_api import prefect_http
 ROOT = Path(__file__).resolve().parent.parent
 POOLS = {"cpu": 0, "gpu-8gb": 8, "gpu-24gb": 24, "gpu-80gb": 80, "hpc": 0}  # GB of GPU memory
 QUEUES = {"high": 1, "normal": 2, "low": 3}  # Prefect: 1 goes first
+RUNS_PER_NODE = 4  # flow runs that a node's worker takes at once
 DEPLOYMENTS = ("chat/smi", "transcribe/smi", "converse/smi")
 DEPLOY_TIMEOUT_S = 120
 

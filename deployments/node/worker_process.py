@@ -16,6 +16,7 @@ import sys
 import threading
 
 from blocks.settings import Settings, load_settings
+from deployments.pools import RUNS_PER_NODE
 
 STOP_S = 10.0  # how long flow runs may take to report that they were stopped
 
@@ -25,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m deployments.node.worker")
     parser.add_argument("--name", required=True, help="host:port of the node's service")
     parser.add_argument("--pool", required=True, help="work pool, such as cpu")
-    parser.add_argument("--limit", type=int, default=4, help="flow runs at once")
+    parser.add_argument("--limit", type=int, default=RUNS_PER_NODE, help="flow runs at once")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     settings = load_settings()
