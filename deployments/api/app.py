@@ -13,7 +13,8 @@ from fastapi import FastAPI
 
 from blocks.settings import Settings
 from deployments.api import audio, chat, models, system
-from deployments.api.docs import document
+from deployments.api.direct import DirectRoute
+from deployments.api.docs import document, takes_form, takes_json
 from deployments.api.errors import add_error_handlers
 from deployments.api.keys import Keys
 from deployments.api.metrics import Metrics, Surroundings
@@ -28,17 +29,40 @@ DESCRIPTION = "OpenAI's API over your own machines. Key: `Authorization: Bearer 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state = app.state
+    await state.recorder.start()  # before gRPC has threads: it starts a process
     fleet = await current_fleet(state.settings)
     state.metrics.registry.register(Surroundings(state.recorder.status, lambda: len(fleet.nodes)))
     try:
         await state.keys.start()
-        await state.recorder.start()
         yield
     finally:
         await state.recorder.stop()
         await state.keys.stop()
         await close_fleet()
         await state.engine.dispose()
+
+
+def _add_live_routes(app: FastAPI) -> None:
+    app.router.add_api_route(
+        "/v1/chat/completions",
+        chat.create_chat_completion,
+        methods=["POST"],
+        tags=["chat"],
+        summary="Answer a conversation",
+        response_model=None,
+        route_class_override=DirectRoute,
+        openapi_extra=takes_json(chat.ChatCompletionRequest),
+    )
+    app.router.add_api_route(
+        "/v1/audio/transcriptions",
+        audio.create_transcription,
+        methods=["POST"],
+        tags=["audio"],
+        summary="Write down what is said in a recording",
+        response_model=None,
+        route_class_override=DirectRoute,
+        openapi_extra=takes_form(audio.TranscriptionForm, file="the recording: any container FFmpeg reads"),
+    )
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -61,7 +85,8 @@ def create_app(settings: Settings) -> FastAPI:
     state.keys = Keys(state.engine)
     state.metrics = Metrics()
     state.recorder = SpoolRecorder(settings)
-    for module in (chat, audio, models, system):
+    _add_live_routes(app)
+    for module in (models, system):
         app.include_router(module.router)
     app.add_middleware(RequestMiddleware, keys=state.keys, metrics=state.metrics)
     add_error_handlers(app)

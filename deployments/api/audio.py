@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
 from pydantic import Field, ValidationError
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
@@ -18,15 +17,12 @@ from blocks.storage import Media
 from deployments.api import parameters
 from deployments.api.body import limited
 from deployments.api.disconnect import ClientPresent
-from deployments.api.docs import takes_form
 from deployments.api.errors import told
 from deployments.api.live import json_response, named, origin, origin_headers, recorder_of
 from flows.live import run_live
 from flows.transcribe import TranscribeRequest, transcribe
 from tasks.live import LiveRun
 from tasks.protocol.shapes import TranscriptionParameters, TranscriptionResult
-
-router = APIRouter(tags=["audio"])
 
 
 class TranscriptionForm(TranscriptionParameters):
@@ -36,12 +32,6 @@ class TranscriptionForm(TranscriptionParameters):
     response_format: Literal["json", "text"] = "json"
 
 
-@router.post(
-    "/v1/audio/transcriptions",
-    summary="Write down what is said in a recording",
-    response_model=None,
-    openapi_extra=takes_form(TranscriptionForm, file="the recording: any container FFmpeg reads"),
-)
 async def create_transcription(request: Request) -> Response:
     """`response_format` is `json` or `text`."""
     async with form_of(request, request.app.state.settings.max_upload) as form:

@@ -6,7 +6,6 @@ import importlib.metadata
 import time
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 from starlette.requests import Request
@@ -17,7 +16,6 @@ from blocks.errors import Cancelled, InvalidRequest, SmiError
 from deployments.api import parameters
 from deployments.api.body import read_body
 from deployments.api.disconnect import ClientPresent
-from deployments.api.docs import takes_json
 from deployments.api.errors import error_body, parse, unexpected
 from deployments.api.live import json_response, named, origin, origin_headers, recorder_of
 from deployments.api.metrics import Metrics
@@ -27,7 +25,6 @@ from tasks.live import LiveRun
 from tasks.protocol.shapes import Message
 from tasks.text import Completion, TextDelta
 
-router = APIRouter(tags=["chat"])
 _FINGERPRINT = f"smi-{importlib.metadata.version('smi')}"
 
 
@@ -67,31 +64,18 @@ class ChatCompletionRequest(ChatRequest):
             )
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("'stream_options' needs 'stream': true", param="stream_options")
-        return ChatRequest.model_construct(
-            model=self.model,
-            messages=[_plain(message, index) for index, message in enumerate(self.messages)],
-            max_tokens=self.max_completion_tokens if self.max_tokens is None else self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            seed=self.seed,
-            stop=self.stop,
-        )
+        for index, message in enumerate(self.messages):
+            if message.model_extra:
+                known = Message.model_fields
+                parameters.refuse_others(
+                    message.model_extra, parameters.MESSAGE, known, f"messages[{index}]."
+                )
+                self.messages[index] = ChatMessage.model_construct(**message.model_dump(include=set(known)))
+        if self.max_tokens is None:
+            self.max_tokens = self.max_completion_tokens
+        return self
 
 
-def _plain(message: ChatMessage, index: int) -> Message:
-    if message.model_extra:
-        parameters.refuse_others(
-            message.model_extra, parameters.MESSAGE, Message.model_fields, f"messages[{index}]."
-        )
-    return Message.model_construct(role=message.role, content=message.content, name=message.name)
-
-
-@router.post(
-    "/v1/chat/completions",
-    summary="Answer a conversation",
-    response_model=None,
-    openapi_extra=takes_json(ChatCompletionRequest),
-)
 async def create_chat_completion(request: Request) -> Response:
     """Unary, or with `stream` as server-sent events; with `stream_options.include_usage` the last of them
     has the token counts."""
