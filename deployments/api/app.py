@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -34,6 +35,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state.metrics.registry.register(Surroundings(state.recorder.status, lambda: len(fleet.nodes)))
     try:
         await state.keys.start()
+        # What was imported stays: without it, collections are short (0.1 ms of every request).
+        gc.collect()
+        gc.freeze()
         yield
     finally:
         await state.recorder.stop()
