@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from blocks.settings import Settings
-from deployments.api import audio, chat, models, system
+from deployments.api import audio, chat, jobs, models, system
 from deployments.api.direct import DirectRoute
 from deployments.api.docs import document, takes_form, takes_json
 from deployments.api.errors import add_error_handlers
@@ -90,7 +90,7 @@ def create_app(settings: Settings) -> FastAPI:
     state.metrics = Metrics()
     state.recorder = SpoolRecorder(settings)
     _add_live_routes(app)
-    for module in (models, system):
+    for module in (jobs, models, system):
         app.include_router(module.router)
     app.add_middleware(RequestMiddleware, keys=state.keys, metrics=state.metrics)
     add_error_handlers(app)

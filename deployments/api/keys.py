@@ -12,7 +12,8 @@ import secrets
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import LargeBinary, func, select, text
+import asyncpg
+from sqlalchemy import DateTime, LargeBinary, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Mapped, mapped_column
@@ -36,8 +37,8 @@ class Key(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str]
     sha256: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
-    created: Mapped[datetime] = mapped_column(server_default=func.now())
-    revoked: Mapped[datetime | None]
+    created: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=func.now())
+    revoked: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,13 @@ class Keys:
                     select(Key.sha256, Key.id, Key.name).where(Key.revoked.is_(None))
                 )
                 self._known = {digest: KeyInfo(id, name) for digest, id, name in rows}
-        except (SQLAlchemyError, OSError, TimeoutError) as error:
+        except (
+            SQLAlchemyError,
+            asyncpg.PostgresError,
+            asyncpg.InterfaceError,
+            OSError,
+            TimeoutError,
+        ) as error:
             if self.reachable or not self._prepared:
                 log.warning("the database cannot be read (%s); known keys stay good", type(error).__name__)
             self.reachable = False
