@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from deployments.cli import Home, Json, Key, app, home_of, note, settings_of, told
-
-POLL_S = 0.3
-FINAL = ("completed", "failed", "cancelled")
 
 
 def base_url(home: Path | None) -> str:
@@ -30,7 +26,8 @@ def _key(key: str | None) -> str:
 
     if not key:
         raise ConfigurationError(
-            "no API key: give --key or set OPENAI_API_KEY; `smi up` shows it once, `smi up --new-key` makes another"
+            "no API key: give --key or set OPENAI_API_KEY; "
+            "`smi up` shows it once, `smi up --new-key` makes another"
         )
     return key
 
@@ -82,9 +79,18 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Submit a job, wait for it and print its result."""
+    from deployments.client import ApiClient
+
     with told():
-        job = submit_and_wait(base_url(home), _key(key), flow, _fields(request), file, priority, note)
-    typer.echo(json.dumps(job) if as_json else json.dumps(job.get("result"), indent=2, ensure_ascii=False))
+        client = ApiClient(base_url(home), _key(key))
+        job = client.wait(client.submit(flow, _fields(request), file, priority, None), note)
+        result = client.result(job)
+    typer.echo(json.dumps(job | {"result": result}) if as_json else shown(result))
+
+
+def shown(result: Any) -> str:
+    """A result for people."""
+    return json.dumps(result, indent=2, ensure_ascii=False)
 
 
 def _fields(text: str) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from blocks.errors import SmiError
 from blocks.settings import Settings, load_settings
 from deployments.up import banner, home, postgres, prefect_server, processes
 from deployments.up.processes import Recorded, State
-from deployments.up.supervise import Say, Service, StartFailed, Supervisor
+from deployments.up.supervise import Say, Service, StartFailed, Supervisor, open_log
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOP_S = 20
@@ -42,10 +44,21 @@ def up(wishes: Wishes, say: Say, out: Say) -> None:
     """
     home.prepare(wishes.home)
     with processes.only_one(wishes.home):
+        say = _also_logged(say, wishes.home / "logs" / "up.log")
         for left in processes.stop_leftovers(wishes.home):
             say(f"{left.name} (pid {left.pid}) was left by an earlier `smi up`; stopped")
         settings = home.settled(wishes.home, wishes.ports)
         asyncio.run(_Up(settings, wishes, say, out).run())
+
+
+def _also_logged(say: Say, log: Path) -> Say:
+    def both(text: str) -> None:
+        with open_log(log) as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            say(text)
+
+    return both
 
 
 class _Up:
@@ -77,10 +90,10 @@ class _Up:
         await self._start_postgres()
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.supervisor.start(self._prefect()))
-                group.create_task(self.supervisor.start(self._api()))
+                prefect = group.create_task(self.supervisor.start(self._prefect()))
                 prepared = group.create_task(self._prepare())
-                await prepared
+                group.create_task(self.supervisor.start(self._api()))
+                await prefect
                 group.create_task(self.supervisor.start(self._node()))
                 group.create_task(self.supervisor.start(self._jobs()))
         except* StartFailed as failures:
@@ -96,6 +109,8 @@ class _Up:
             {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC"},
             lambda: postgres.answers(folder),
             stop_sign=signal.SIGINT,  # PostgreSQL's fast shutdown
+            stop_s=8,  # it writes all to disk
+            kill_sign=signal.SIGQUIT,  # and its immediate one: its log is replayed at the next start
             options=options,
         )
         await self.supervisor.start(service)
@@ -117,7 +132,9 @@ class _Up:
         return self._command("api", self.settings.api_port, lambda: prefect_server.http_answers(health))
 
     def _node(self) -> Service:
-        return self._command("node", self.settings.node_port, lambda: self._accepts(self.settings.node_port))
+        port = self.settings.node_port
+        node = self._command("node", port, lambda: self._accepts(port))
+        return replace(node, stop_s=8)  # it lets go of what it works on, its worker and its runners
 
     def _jobs(self) -> Service:
         async def at_once() -> bool:

@@ -99,7 +99,7 @@ def command(folder: Path, binaries: Path, user: pwd.struct_passwd | None) -> lis
 
 
 def socket_folder(folder: Path) -> Path:
-    """Where the server's socket is: the data folder, or a short one when that path is too long for sockets."""
+    """Where the server's socket is: the data folder, or a short one when that path is too long."""
     if len(os.fsencode(folder / SOCKET)) <= LONGEST_SOCKET_PATH:
         return folder
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]

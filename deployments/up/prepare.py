@@ -31,7 +31,7 @@ async def prepare(new_key: bool) -> None:
     finally:
         await engine.dispose()
     async with asyncio.timeout(WAIT_S):
-        while not await prefect_server.answers(settings):
+        while not await prefect_server.answers(settings):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     await pools.ensure_pools(settings)
     await pools.ensure_deployments(settings)

@@ -45,6 +45,7 @@ class Service:
     within_s: float = 60
     stop_sign: signal.Signals = signal.SIGTERM
     stop_s: float = 4
+    kill_sign: signal.Signals = signal.SIGKILL
     options: dict[str, Any] = field(default_factory=dict)
     process: asyncio.subprocess.Process | None = None
 
@@ -97,7 +98,7 @@ class Supervisor:
                 process.kill()
                 await process.wait()
             self._forget(name)
-        if process.returncode != 0:
+        if process.returncode:
             raise StartFailed(f"{name} ended with {ending(process.returncode)}.\n{tail(self.log(name))}")
         self.say(f"{name} ... {time.monotonic() - began:.1f} s")
         return output.decode()
@@ -134,16 +135,13 @@ class Supervisor:
         assert service.process is not None
         until = time.monotonic() + service.within_s
         while not await service.ready():
+            fault = ""
             if service.process.returncode is not None:
-                raise StartFailed(
-                    f"{service.name} ended with {ending(service.process.returncode)} while it started.\n"
-                    f"{tail(self.log(service.name))}"
-                )
-            if time.monotonic() > until:
-                raise StartFailed(
-                    f"{service.name} did not answer within {service.within_s:.0f} s.\n"
-                    f"{tail(self.log(service.name))}"
-                )
+                fault = f"ended with {ending(service.process.returncode)} while it started"
+            elif time.monotonic() > until:
+                fault = f"did not answer within {service.within_s:.0f} s"
+            if fault:
+                raise StartFailed(f"{service.name} {fault}.\n{tail(self.log(service.name))}")
             await asyncio.sleep(PROBE_S)
 
     async def _keep(self, service: Service) -> None:
@@ -174,9 +172,9 @@ class Supervisor:
             await asyncio.wait({ended, hurried}, timeout=service.stop_s, return_when=asyncio.FIRST_COMPLETED)
             hurried.cancel()
             if not ended.done():
-                self.say(f"{service.name} did not stop; killing it")
+                self.say(f"{service.name} has not stopped; {service.kill_sign.name}")
                 with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                    process.send_signal(service.kill_sign)
                 await ended
         await asyncio.to_thread(self._sweep, service)
         self._forget(service.name)
