@@ -28,6 +28,7 @@ from tasks.prefect_api import prefect_http
 from tasks.protocol.auth import node_proof
 from tasks.protocol.client import Client
 from tasks.protocol.inference_pb2 import READY, NodeState, WatchRequest
+from tasks.protocol.machine import machine_id
 
 DISCOVER_S = 2.0
 SILENCE_S = 5.0  # a node that says nothing for so long is gone
@@ -62,14 +63,6 @@ class Node:
     runners: dict[str, Runner] = field(default_factory=dict)
     draining: bool = False
     local: bool = False
-
-
-def machine_id() -> str:
-    """Equal for processes of one running kernel."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return os.uname().nodename
 
 
 class Fleet:

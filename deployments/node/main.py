@@ -1,0 +1,171 @@
+"""A node: the gRPC service over its runners, and the Prefect worker of its pool as a second process.
+
+Two processes, because flow runs stall an event loop by up to 150 ms and token streams would stutter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from contextlib import suppress
+
+import grpc.aio
+
+from blocks.catalogue import load_catalogue
+from blocks.errors import ConfigurationError
+from blocks.settings import Settings
+from deployments.node.ledger import Ledger, default_memory, gib
+from deployments.node.runners import Runners
+from deployments.node.service import Node
+from deployments.node.wire import SERVER_OPTIONS, Beats, Guarded
+from tasks.protocol.auth import Gate
+
+DRAIN_S = 3.0  # what is being worked on may end within this after SIGTERM
+WORKER_STOP_S = 10.0
+BACK_OFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+STEADY_S = 60.0  # a worker that lived so long starts the back-off anew
+CPU_POOL = "cpu"
+
+log = logging.getLogger("smi.node")
+
+
+async def serve_node(
+    settings: Settings,
+    *,
+    pool: str,
+    port: int | None = None,
+    memory: int | None = None,
+    worker: bool = True,
+    advertise: str | None = None,
+    preload: bool = True,
+) -> None:
+    """Run a node until SIGTERM, SIGINT or SIGHUP; then drain briefly and stop everything.
+
+    Args:
+        port: 0 is any free one; default `settings.node_port`.
+        memory: bytes its models may use together; default 80 % of RAM for pool `cpu`.
+        worker: also run the Prefect worker of `pool`.
+        advertise: `host:port` by which others reach this node, if not the address it listens at.
+        preload: import what drivers name (torch, ...) once, in the background, for all runners.
+
+    Raises:
+        ConfigurationError: the port is taken, the join token or `memory` is missing.
+    """
+    token = settings.require("join_token")
+    ledger = Ledger(_memory(pool, memory))
+    catalogue = load_catalogue(settings.home)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    bound = _bind(server, settings.host, settings.node_port if port is None else port)
+    name = advertise or f"{settings.host}:{bound}"
+    beats = Beats()
+    folder = settings.home / "run"
+    runners = Runners(
+        name=name, token=token, folder=folder, ledger=ledger, changed=beats.changed, preload=preload
+    )
+    node = Node(name=name, pool=pool, token=token, catalogue=catalogue, runners=runners, beats=beats)
+    server.add_generic_rpc_handlers((Guarded(Gate(token, name), node.methods()),))
+    stopping = _stop_signals()
+    runners.start()
+    await server.start()
+    log.info("node %s is ready: pool %s, %s for models", name, pool, gib(ledger.total))
+    supervised = asyncio.create_task(_keep_worker(settings, name, pool)) if worker else None
+    await stopping.wait()
+    log.info("node %s stops", name)
+    await _stop(node, server, runners, supervised, stopping)
+
+
+async def _stop(
+    node: Node,
+    server: grpc.aio.Server,
+    runners: Runners,
+    supervised: asyncio.Task[None] | None,
+    stopping: asyncio.Event,
+) -> None:
+    stopping.clear()
+    hurried = asyncio.create_task(stopping.wait())
+    drained = asyncio.create_task(node.drained(DRAIN_S))
+    await asyncio.wait({hurried, drained}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (hurried, drained, supervised):
+        if task is not None:
+            task.cancel()
+    await asyncio.gather(runners.close(), *([supervised] if supervised else []), return_exceptions=True)
+    await server.stop(0.1)
+
+
+def _memory(pool: str, memory: int | None) -> int:
+    if memory is not None:
+        return memory
+    if pool == CPU_POOL:
+        return default_memory()
+    raise ConfigurationError(f"say how much memory models may use in pool {pool!r}: `--memory 22GiB`")
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    try:
+        return server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"cannot listen at {host}:{port}, which something else may use; "
+            "set SMI_NODE_PORT or --port (0: any free one)"
+        ) from error
+
+
+def _stop_signals() -> asyncio.Event:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, stopping.set)
+    return stopping
+
+
+async def _keep_worker(settings: Settings, name: str, pool: str) -> None:
+    """Run the Prefect worker, anew after a pause whenever it ends, until cancelled."""
+    loop = asyncio.get_running_loop()
+    failures = 0
+    while True:
+        started = loop.time()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "deployments.node.worker", "--name", name, "--pool", pool),
+            stdin=asyncio.subprocess.PIPE,  # it ends when this closes, and so also when we are killed
+            env=_worker_environment(settings),
+            start_new_session=True,  # Ctrl-C is for us; we end it in order
+        )
+        try:
+            code = await process.wait()
+        finally:
+            await asyncio.shield(_end_worker(process))
+        failures = 0 if loop.time() - started > STEADY_S else failures + 1
+        pause = BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1] if failures else BACK_OFF_S[0]
+        log.warning("the worker of %s ended with code %s; starting it again in %.0f s", name, code, pause)
+        await asyncio.sleep(pause)
+
+
+async def _end_worker(process: asyncio.subprocess.Process) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
+    if process.returncode is not None:
+        return
+    try:
+        await asyncio.wait_for(process.wait(), WORKER_STOP_S)
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def _worker_environment(settings: Settings) -> dict[str, str]:
+    """Ours, with these settings, so that the worker reads the same whatever set them here."""
+    chosen = {
+        "SMI_HOME": str(settings.home),
+        "SMI_HOST": settings.host,
+        "SMI_PREFECT_PORT": str(settings.prefect_port),
+        "SMI_PREFECT_URL": settings.prefect_url,
+        "SMI_STORAGE_URL": settings.storage_url,
+    }
+    for key in ("prefect_auth", "database_url", "join_token"):
+        secret = getattr(settings, key)
+        chosen[f"SMI_{key.upper()}"] = secret.get_secret_value() if secret is not None else None
+    return {**os.environ, **{key: value for key, value in chosen.items() if value is not None}}

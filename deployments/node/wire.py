@@ -1,0 +1,109 @@
+"""What the gRPC servers of nodes and runners share: options, the gate, errors, the pace of `Watch`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import grpc
+import grpc.aio
+
+from blocks.errors import SmiError
+from tasks.protocol.auth import METADATA, Gate
+from tasks.protocol.inference_pb2 import Error, Event
+
+SERVER_OPTIONS = [
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.max_send_message_length", 64 * 1024 * 1024),
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not a shared port
+    ("grpc.keepalive_time_ms", 10_000),  # a client that vanished is noticed
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # clients ping every 10 s during long silence
+    ("grpc.http2.max_ping_strikes", 0),
+]
+GAP_S = 0.05
+PULSE_S = 1.0
+
+log = logging.getLogger("smi.node")
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class Guarded(grpc.GenericRpcHandler):
+    """Service `smi.Inference` for callers who know the join token; all others are UNAUTHENTICATED."""
+
+    def __init__(self, gate: Gate, methods: Mapping[str, Handler]) -> None:
+        self._gate = gate
+        self._methods = {f"/smi.Inference/{name}": handler for name, handler in methods.items()}
+        self._denied: Handler = grpc.stream_stream_rpc_method_handler(_deny)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+        for key, value in handler_call_details.invocation_metadata:
+            if key == METADATA and isinstance(value, str) and self._gate.admits(value):
+                return self._methods.get(handler_call_details.method)
+        return self._denied
+
+
+async def _deny(requests: AsyncIterator[bytes], context: Context) -> None:
+    await context.abort(
+        grpc.StatusCode.UNAUTHENTICATED, f"{METADATA} is missing, expired, or for another node or token"
+    )
+
+
+class Beats:
+    """Wakes watchers: at once, on change (at most 20 times a second), and every second."""
+
+    def __init__(self) -> None:
+        self._news: set[asyncio.Event] = set()
+
+    def changed(self) -> None:
+        for news in self._news:
+            news.set()
+
+    async def beats(self) -> AsyncIterator[None]:
+        news = asyncio.Event()
+        self._news.add(news)
+        try:
+            while True:
+                news.clear()
+                yield
+                await asyncio.sleep(GAP_S)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), PULSE_S - GAP_S)
+        finally:
+            self._news.discard(news)
+
+
+def error_event(error: SmiError) -> Event:
+    return Event(
+        error=Error(
+            code=error.code,
+            message=error.message,
+            param=error.param or "",
+            retry_after=error.retry_after or 0,
+        )
+    )
+
+
+def unexpected(error: Exception, subject: str) -> SmiError:
+    """A neutral error for the user; ours goes to the log, without its text, which may hold content."""
+    where = "".join(traceback.format_tb(error.__traceback__))
+    log.error("%s: unexpected %s\n%s", subject, type(error).__name__, where)
+    return SmiError("something went wrong on our side; the node's log has the details")
+
+
+async def each(
+    beats: Beats, state: Callable[[], Any], context: Context, first: Callable[[Any], None]
+) -> None:
+    """Serve one `Watch`: `state()` at each beat; `first` completes the first message."""
+    begun = False
+    async for _ in beats.beats():
+        message = state()
+        if not begun:
+            first(message)
+            begun = True
+        await context.write(message)
