@@ -12,14 +12,16 @@ from pathlib import Path
 import httpx
 import orjson
 
+from deployments.recorder.calls import Away, Calls
 from deployments.recorder.journal import BATCH_LINES, Batch, Journal, replace
-from deployments.recorder.prefect_runs import Away, PrefectRuns
+from deployments.recorder.prefect_runs import PrefectRuns
 from deployments.recorder.segments import API_LOCK, held
 
 TICK_S = 0.4
 ADOPT_S = 2.0
 STATUS_S = 1.0
 BACKOFF_S = (0.1, 2.0)
+BREATH = 0.5  # while catching up: pause for this share of the time that a batch took
 PATIENCE = 4  # times that a batch may meet a 500 before it is searched for a run that causes it
 
 log = logging.getLogger("smi.recorder")
@@ -33,14 +35,15 @@ class Writer:
         self.error = ""
         self.lag_s = 0.0
         self.oldest = 0.0  # when the oldest thing happened that is taken and not written; 0: nothing is
-        self._runs = PrefectRuns(http, journal.name)
+        self._calls = Calls(http)
+        self._runs = PrefectRuns(self._calls, journal.name)
         self._doubt = True  # whether an earlier attempt, or an earlier process, may have written this
 
     async def follow(self, dead: asyncio.Event) -> None:
         """Write what is there and what comes, until all of a dead API's spool is written."""
         while True:
             ended = dead.is_set()
-            position = self.journal.lines
+            begun, position = time.monotonic(), self.journal.lines
             batch = self.journal.take(ended)
             if batch:
                 await self._write(batch)
@@ -48,8 +51,22 @@ class Writer:
                 self.journal.commit()
             elif ended:
                 return
-            if self.journal.lines - position < BATCH_LINES:  # otherwise more is waiting
+            await self._confirm()
+            if self.journal.lines - position < BATCH_LINES:
                 await pause(TICK_S, dead)
+            else:  # more is waiting; leave Prefect time for others
+                await asyncio.sleep(BREATH * (time.monotonic() - begun))
+
+    async def _confirm(self) -> None:
+        """Go on only while Prefect keeps up with the steps."""
+        while True:
+            try:
+                await self._runs.steps.confirm()
+            except Away as error:
+                self._tell(str(error))
+            if not self._runs.steps.full:
+                return
+            await asyncio.sleep(TICK_S)
 
     async def _write(self, batch: Batch) -> None:
         self.oldest = batch.oldest
@@ -61,11 +78,11 @@ class Writer:
             except Away as error:
                 self._tell(str(error))
                 self._doubt, attempts = True, attempts + 1
-                self._runs.bisect_500 = attempts >= PATIENCE and await self._runs.healthy()
+                self._calls.bisect_500 = attempts >= PATIENCE and await self._calls.healthy()
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, BACKOFF_S[1])
         self._tell("")
-        self._doubt = self._runs.bisect_500 = False
+        self._doubt = self._calls.bisect_500 = False
         self.lag_s = max(0.0, time.time() - batch.oldest)
         self.oldest = 0.0
         self.journal.recorded += len(batch.over) - self._runs.failed
