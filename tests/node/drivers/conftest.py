@@ -1,0 +1,50 @@
+"""The real models, each loaded once, with no network while they load."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocks.catalogue import Catalogue, load_catalogue
+from deployments.node.drivers.faster_whisper import FasterWhisperDriver
+from deployments.node.drivers.transformers import TransformersDriver
+
+
+@pytest.fixture(scope="session")
+def catalogue(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
+    return load_catalogue(tmp_path_factory.mktemp("home"))
+
+
+@contextlib.contextmanager
+def offline(home: Path) -> Iterator[None]:
+    """Within it, `home` is the home folder, and a connection to anywhere is an error."""
+
+    def refuse(_: socket.socket, address: Any) -> None:
+        raise AssertionError(f"a connection to {address} while loading a model from a package")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SMI_HOME", str(home))
+        patch.setattr(socket.socket, "connect", refuse)
+        yield
+
+
+@pytest.fixture(scope="session")
+def smollm(catalogue: Catalogue, pytestconfig: pytest.Config) -> TransformersDriver:
+    """The chat model; what it converts is kept from one run of the tests to the next."""
+    driver = TransformersDriver(catalogue.get("smollm2-135m"))
+    with offline(pytestconfig.cache.mkdir("smi-home")):  # type: ignore[union-attr]
+        driver.load()
+    return driver
+
+
+@pytest.fixture(scope="session")
+def whisper(catalogue: Catalogue, tmp_path_factory: pytest.TempPathFactory) -> FasterWhisperDriver:
+    driver = FasterWhisperDriver(catalogue.get("whisper-tiny.en"))
+    with offline(tmp_path_factory.mktemp("home")):
+        driver.load()
+    return driver
