@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=RUNS_PER_NODE, help="flow runs at once")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     settings = load_settings()
     prepare_prefect(settings)
     end_with_the_node()
@@ -47,7 +48,8 @@ def prepare_prefect(settings: Settings) -> None:
 
 def end_with_the_node() -> None:
     """End this process at once when stdin, if it is a pipe, closes: the node is gone, even by kill -9."""
-    if not stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+    kind = os.fstat(sys.stdin.fileno()).st_mode
+    if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)):  # uvloop's pipes are sockets
         return
 
     def watch() -> None:

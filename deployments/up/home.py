@@ -34,7 +34,7 @@ def prepare(home: Path) -> None:
 def settled(home: Path, ports: dict[str, int | None]) -> Settings:
     """Settings with secrets made, ports chosen and checked to be free, written to settings.json.
 
-    Ports that were chosen because 0 was asked for are chosen anew where they are taken.
+    A port that was chosen because 0 was asked for is kept as long as nobody else has it.
 
     Raises:
         ConfigurationError: naming who has a port that was asked for.
@@ -47,6 +47,7 @@ def settled(home: Path, ports: dict[str, int | None]) -> Settings:
     for name in PORTS:
         port = getattr(settings, name)
         any_free |= {name} if port == 0 else set()
+        port = port or values.get(name, 0)
         if port == 0 or (name in any_free and not processes.is_free(settings.host, port)):
             port = _free(settings.host, taken)
         elif not processes.is_free(settings.host, port):
