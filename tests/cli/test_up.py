@@ -1,0 +1,142 @@
+"""`smi up` and what it leaves behind: on the session's installation where that is possible."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deployments.up.processes import Recorded, State, members, stop_leftovers
+
+NAMES = {"postgres", "prefect", "node", "jobs", "api"}
+
+
+def test_status_shows_every_process_healthy(smi, smi_command):
+    answer = smi_command("status", "--home", str(smi.home), "--json")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    entries = {entry["name"]: entry for entry in json.loads(answer.stdout)}
+    assert entries.keys() == NAMES | {"up"}
+    assert {entries[name]["state"] for name in ("api", "prefect", "postgres")} == {"healthy"}
+    assert entries["api"]["port"] == int(smi.url.rpartition(":")[2])
+
+
+def test_logs_are_shown_by_name(smi, smi_command):
+    shown = smi_command("logs", "postgres", "--home", str(smi.home), "-n", "1000")
+    assert "ready to accept connections" in shown.stdout
+    unknown = smi_command("logs", "nothing", "--home", str(smi.home))
+    assert unknown.returncode == 1
+    assert "there are: api," in unknown.stderr
+
+
+def test_a_second_up_says_that_it_is_already_running(smi, smi_command):
+    second = smi_command("up", "--home", str(smi.home))
+    assert second.returncode == 1
+    assert f"already running, pid {smi.up.pid}" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_secrets_are_not_on_command_lines_and_files_are_private(smi):
+    secrets = [smi.key, smi.prefect_auth, json.loads((smi.home / "settings.json").read_text())["join_token"]]
+    for process in smi.processes():
+        line = " ".join(process.cmdline())
+        assert not any(secret in line for secret in secrets), process
+    assert stat.S_IMODE((smi.home / "settings.json").stat().st_mode) == 0o600
+    for name in ("postgres", "logs", "storage", "prefect"):
+        assert stat.S_IMODE((smi.home / name).stat().st_mode) == 0o700
+
+
+def test_modes_of_ancestors_stay_as_they_were(smi, folder):
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700  # as mkdtemp made it, with PostgreSQL running below
+    assert stat.S_IMODE(Path("/var/tmp").stat().st_mode) == 0o1777
+
+
+def test_a_foreign_process_on_a_port_is_named_and_left_alone(tmp_path, smi_command):
+    with socket.create_server(("127.0.0.1", 0)) as foreign:
+        port = foreign.getsockname()[1]
+        answer = smi_command("up", "--home", str(tmp_path / "home"), "--port", str(port))
+        assert answer.returncode == 1
+        assert f"port {port}" in answer.stderr
+        assert f"pid {os.getpid()}" in answer.stderr
+        assert foreign.fileno() >= 0
+    assert State.read(tmp_path / "home").processes == {}
+
+
+def test_a_child_that_dies_is_started_again(smi):
+    jobs = State.read(smi.home).processes["jobs"]
+    os.kill(jobs.pid, signal.SIGKILL)
+    until = time.monotonic() + 20
+    while State.read(smi.home).processes["jobs"].pid == jobs.pid:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert State.read(smi.home).processes["jobs"].process() is not None
+    assert "jobs ended with signal SIGKILL" in (smi.home / "up.stderr").read_text()
+    smi.pids["jobs"] = State.read(smi.home).processes["jobs"].pid
+
+
+def test_a_pid_with_another_start_time_is_somebody_else(tmp_path):
+    me = Recorded.of("node", os.getpid())
+    other = Recorded("node", me.pid, me.started - 60)
+    assert me.process() == psutil.Process()
+    assert other.process() is None
+    assert members(other, tmp_path) == []
+    State(processes={"node": other}).write(tmp_path)
+    assert stop_leftovers(tmp_path) == []
+
+
+def test_kill_9_of_up_then_up_again_reclaims_and_down_stops(folder, start_smi, smi_command):
+    home = folder / "reclaimed"
+    first = start_smi(home)
+    left = [process for process in first.processes() if process.pid != first.up.pid]
+    first.up.kill()
+    first.up.wait()
+    first.up.stdout.close()
+    assert psutil.pid_exists(first.pids["postgres"])
+    second = start_smi(home)
+    try:
+        assert second.key.startswith("sk-")
+        assert [process for process in left if process.is_running()] == []
+        assert "was left by an earlier `smi up`; stopped" in (home / "up.stderr").read_text()
+        running = second.processes()
+        began = time.monotonic()
+        answer = smi_command("down", "--home", str(home))
+        assert answer.returncode == 0, answer.stderr
+        assert time.monotonic() - began < 15
+        assert [process for process in running if process.is_running() and process.pid != second.up.pid] == []
+        assert second.up.wait(5) == 0
+    finally:
+        second.stop()
+    assert "nothing is running" in smi_command("down", "--home", str(home)).stderr
+    assert smi_command("status", "--home", str(home)).returncode == 3
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_while_starting_leaves_no_process(sign, folder, start_smi):
+    import subprocess
+    import sys
+
+    home = folder / f"early-{sign.name}"
+    up = subprocess.Popen(
+        [sys.executable, "-P", "-m", "deployments", "up", "--home", str(home), "--port", "0"]
+        + ["--node-port", "0", "--prefect-port", "0"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    until = time.monotonic() + 20
+    while "prefect" not in State.read(home).processes:
+        assert time.monotonic() < until
+        assert up.poll() is None
+        time.sleep(0.05)
+    started = [Recorded.process(entry) for entry in State.read(home).processes.values()]
+    up.send_signal(sign)
+    with up:
+        assert up.wait(20) == 0
+    assert [process for process in started if process and process.is_running()] == []
