@@ -27,7 +27,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects.postgresql import JSONB, insert
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker
 from sqlalchemy.orm import Mapped, mapped_column
 
 from blocks.errors import Conflict, NotFound
@@ -106,6 +106,7 @@ class Jobs:
 
     def __init__(self, engine: AsyncEngine) -> None:
         self.engine = engine
+        self._session = async_sessionmaker(engine, expire_on_commit=False)
 
     async def add(self, job: Submission) -> Job:
         """Accept a job; with an idempotency key that was used before, the job of then.
@@ -115,7 +116,7 @@ class Jobs:
         """
         values = {name: getattr(job, name) for name in job.__slots__}
         times = {"created": func.now(), "turn": func.now() + bindparam("handicap", HANDICAP[job.priority])}
-        async with AsyncSession(self.engine) as session, session.begin():
+        async with self._session() as session, session.begin():
             added = await session.scalar(
                 insert(Job)
                 .values(state="accepted", attempt=0, max_attempts=MAX_ATTEMPTS, cancelling=False)
@@ -128,7 +129,7 @@ class Jobs:
         return added or await self._repeated(job)
 
     async def _repeated(self, job: Submission) -> Job:
-        async with AsyncSession(self.engine) as session:
+        async with self._session() as session:
             first = await session.scalar(
                 select(Job).filter_by(key_id=job.key_id, idempotency_key=job.idempotency_key)
             )
@@ -140,7 +141,7 @@ class Jobs:
 
     async def get(self, job_id: str, key_id: int) -> Job:
         """A job of that key. Raises `NotFound` for another key's as for none."""
-        async with AsyncSession(self.engine) as session:
+        async with self._session() as session:
             job = await session.scalar(select(Job).filter_by(id=job_id, key_id=key_id))
         if job is None:
             raise NotFound(f"job {job_id!r} does not exist")
@@ -148,7 +149,7 @@ class Jobs:
 
     async def list(self, key_id: int, limit: int) -> Sequence[Job]:
         """The jobs of a key, newest first."""
-        async with AsyncSession(self.engine) as session:
+        async with self._session() as session:
             query = select(Job).filter_by(key_id=key_id).order_by(Job.created.desc(), Job.id).limit(limit)
             return (await session.scalars(query)).all()
 
@@ -170,18 +171,18 @@ class Jobs:
     async def waiting(self, limit: int) -> Sequence[Job]:
         """Accepted jobs whose time has come, best first."""
         due = (Job.not_before.is_(None)) | (Job.not_before <= func.now())
-        async with AsyncSession(self.engine) as session:
+        async with self._session() as session:
             query = select(Job).where(Job.state == "accepted", due).order_by(Job.turn, Job.id).limit(limit)
             return (await session.scalars(query)).all()
 
     async def running(self) -> Sequence[Job]:
-        async with AsyncSession(self.engine) as session:
+        async with self._session() as session:
             return (await session.scalars(select(Job).where(Job.state == "running"))).all()
 
     async def claim(self, job: Job, pool: str) -> Job | None:
         """Begin the next attempt, unless another processor has begun it or the job was cancelled."""
         free = select(Job.id).where(Job.id == job.id, Job.state == "accepted", Job.attempt == job.attempt)
-        async with AsyncSession(self.engine) as session, session.begin():
+        async with self._session() as session, session.begin():
             return cast(
                 Job | None,
                 await session.scalar(
@@ -216,7 +217,7 @@ class Jobs:
         )
 
     async def _change(self, statement: Update) -> int:
-        async with AsyncSession(self.engine) as session, session.begin():
+        async with self._session() as session, session.begin():
             changed = cast(CursorResult[Any], await session.execute(statement)).rowcount
             if changed:
                 await session.execute(select(func.pg_notify(CHANNEL, "")))

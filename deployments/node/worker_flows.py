@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from prefect import Flow
 from prefect.client.schemas.objects import State
-from prefect.states import Cancelled, Crashed
+from prefect.states import Cancelled, Completed, Crashed, Failed
 
 import flows
 from blocks.errors import PermissionDenied
@@ -71,6 +71,7 @@ class Execution:
     work: asyncio.Task[Any] | None = None
     stopped: Literal["", "cancelled", "shutdown"] = ""
     done: bool = False
+    refused: str = ""
 
     def stop(self, why: Literal["cancelled", "shutdown"]) -> None:
         """End the run; safe before it began and after it ended."""
@@ -79,7 +80,11 @@ class Execution:
             self.work.cancel()
 
     def end_state(self) -> State[None]:
-        """The state of a run that did not come to its end by itself."""
+        """The state of a run whose end Prefect's engine did not report."""
+        if self.done:
+            return Completed()
+        if self.refused:
+            return Failed(message=self.refused)
         if self.stopped == "cancelled":
             return Cancelled(message="cancelled on request")
         if self.stopped == "shutdown":

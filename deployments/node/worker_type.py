@@ -29,7 +29,7 @@ from prefect.exceptions import Abort, ObjectNotFound, Pause
 from prefect.flow_engine import run_flow_async
 from prefect.flows import Flow
 from prefect.settings import PREFECT_WORKER_QUERY_SECONDS
-from prefect.states import Cancelled, Completed, Crashed, Failed
+from prefect.states import Cancelled, Crashed
 from prefect.workers.base import BaseJobConfiguration, BaseVariables, BaseWorker, BaseWorkerResult
 from pydantic import Field
 
@@ -183,24 +183,27 @@ class NodeWorker(BaseWorker[NodeJobConfiguration, NodeVariables, NodeResult]):
 
     async def _execute(self, flow_run: FlowRun) -> None:
         execution = self._running[flow_run.id] = Execution()
+        state: State[Any] | None = None
         try:
-            await self.client.update_flow_run(flow_run.id, infrastructure_pid=self.name)
-            flow = await self._flow_of(flow_run)
-            results = self._settings.home / "prefect" / "results"
-            await run_flow_async(
-                hosted(flow, execution, self._storage, results),
-                flow_run=flow_run,
+            held = self.client.update_flow_run(flow_run.id, infrastructure_pid=self.name)
+            flow, _ = await asyncio.gather(self._flow_of(flow_run), held)
+            state = await run_flow_async(
+                hosted(flow, execution, self._storage, self._settings.home / "prefect" / "results"),
+                # For a run of a deployment the engine starts a thread with a connection of its own, to
+                # see whether it is suspended, and blocks this loop until that is up. We suspend nothing.
+                flow_run=flow_run.model_copy(update={"deployment_id": None}),
                 parameters=flow_run.parameters,
                 return_type="state",
             )
         except PermissionDenied as refusal:
-            await self._settle(flow_run.id, Failed(message=refusal.message))
+            execution.refused = refusal.message
         except (httpx.HTTPError, ObjectNotFound, Abort, Pause) as error:
             log.warning("run %s: %s from Prefect", flow_run.name, type(error).__name__)
         except Exception as error:  # noqa: BLE001 (it ends this run, as crashed, and no other)
             content_free(error)
         finally:
-            await self._settle(flow_run.id, Completed() if execution.done else execution.end_state())
+            if state is None or not state.is_final():
+                await self._settle(flow_run.id, execution.end_state())
             self._running.pop(flow_run.id, None)
 
     async def _flow_of(self, flow_run: FlowRun) -> Flow[..., Any]:
