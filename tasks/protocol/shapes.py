@@ -50,7 +50,8 @@ class ChatParameters(BaseModel):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[
-        list[Annotated[str, Field(min_length=1)]] | None, BeforeValidator(_as_list), Field(max_length=4)
+        Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=4)] | None,
+        BeforeValidator(_as_list),
     ] = None
 
 
