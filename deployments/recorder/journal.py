@@ -49,7 +49,8 @@ class Journal:
     Attributes:
         name: unique to one API process.
         open: started and not ended, by key.
-        lines, recorded, failed: lines passed; runs written; runs that were damaged or refused.
+        lines, committed: lines taken; lines behind the checkpoint.
+        recorded, failed: runs written; runs that were damaged or refused.
     """
 
     def __init__(self, folder: Path, lock_fd: int) -> None:
@@ -57,7 +58,7 @@ class Journal:
         self.name = folder.name
         self.segment, self.offset = 1, 0
         self.open: dict[int, Record] = {}
-        self.lines = self.recorded = self.failed = 0
+        self.lines = self.committed = self.recorded = self.failed = 0
         self._resume()
 
     @classmethod
@@ -104,6 +105,7 @@ class Journal:
             "open": [asdict(run) for run in self.open.values()],
         }
         replace(self.folder / "checkpoint.json", orjson.dumps(state))
+        self.committed = self.lines
         for number in self._numbers():
             if number < self.segment:
                 segment_path(self.folder, number).unlink()
@@ -125,7 +127,8 @@ class Journal:
             log.warning("the checkpoint of %s is damaged; it is read from its start", self.folder)
             return
         self.segment, self.offset = state["segment"], state["offset"]
-        self.lines, self.recorded, self.failed = state["lines"], state["recorded"], state["failed"]
+        self.lines = self.committed = state["lines"]
+        self.recorded, self.failed = state["recorded"], state["failed"]
         self.open = {
             run["key"]: Record(**{**run, "steps": [StepRecord(**step) for step in run["steps"]]})
             for run in state["open"]

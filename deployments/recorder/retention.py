@@ -39,27 +39,20 @@ async def clean_up(http: httpx.AsyncClient, days: float, most: int, pause_s: flo
         httpx.HTTPError: Prefect is away, or refuses.
     """
     deleted = 0
-    cutoff = (datetime.now(UTC) - timedelta(days=days)).isoformat()
-    aged = {**_live(), "expected_start_time": {"before_": cutoff}}
-    while count := await _delete(http, aged, BATCH):
+    too_old = {**_live(), "expected_start_time": {"before_": await _boundary(http, days, most)}}
+    while count := await _delete(http, too_old):
         deleted += count
-        await asyncio.sleep(pause_s)
-    answer = await _post(http, "/flow_runs/count", {"flow_runs": _live()})
-    excess = int(answer) - most
-    while excess > 0:
-        oldest = {
-            "flow_runs": _live(),
-            "sort": "EXPECTED_START_TIME_ASC",
-            "limit": min(BATCH, excess),
-        }
-        ids = [run["id"] for run in await _post(http, "/flow_runs/filter", oldest)]
-        count = await _delete(http, {**_live(), "id": {"any_": ids}}, BATCH)
-        excess -= len(ids)
-        deleted += count
-        if not ids:
-            break
         await asyncio.sleep(pause_s)
     return deleted
+
+
+async def _boundary(http: httpx.AsyncClient, days: float, most: int) -> str:
+    """The time of the newest run that must leave. It is the same for all who ask at once."""
+    by_age = (datetime.now(UTC) - timedelta(days=days)).isoformat()
+    newest_first = {"flow_runs": _live(), "sort": "EXPECTED_START_TIME_DESC", "offset": most, "limit": 1}
+    for run in await _post(http, "/flow_runs/filter", newest_first):
+        return max(by_age, str(run["expected_start_time"]), key=datetime.fromisoformat)
+    return by_age
 
 
 def _live() -> dict[str, Any]:
@@ -67,8 +60,8 @@ def _live() -> dict[str, Any]:
     return {"tags": {"all_": [TAG]}, "state": {"type": {"any_": OVER}}}
 
 
-async def _delete(http: httpx.AsyncClient, which: dict[str, Any], most: int) -> int:
-    answer = await _post(http, "/flow_runs/bulk_delete", {"flow_runs": which, "limit": most})
+async def _delete(http: httpx.AsyncClient, which: dict[str, Any]) -> int:
+    answer = await _post(http, "/flow_runs/bulk_delete", {"flow_runs": which, "limit": BATCH})
     return len(answer["deleted"])
 
 

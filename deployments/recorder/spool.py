@@ -18,7 +18,7 @@ from tasks.live import LiveRun
 
 SPOOL_BYTES = 256 * 1024 * 1024
 SEGMENT_BYTES = 4 * 1024 * 1024
-DRAIN_S = 5.0  # how long a recorder goes on writing after its API has ended
+DRAIN_S = 3.0  # how long a recorder goes on writing after its API has ended
 BACKOFF_S = (0.1, 5.0)
 
 log = logging.getLogger("smi.recorder")

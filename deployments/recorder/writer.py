@@ -104,7 +104,7 @@ async def report(writer: Writer) -> None:
         status = {
             "pid": os.getpid(),
             "time": time.time(),
-            "lines": journal.lines,
+            "lines": journal.committed,
             "recorded": journal.recorded,
             "failed": journal.failed,
             "oldest": writer.oldest,
