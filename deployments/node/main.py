@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import sys
-from contextlib import suppress
 
 import grpc.aio
 
@@ -24,7 +23,7 @@ from deployments.node.wire import SERVER_OPTIONS, Beats, Guarded
 from tasks.protocol.auth import Gate
 
 DRAIN_S = 3.0  # what is being worked on may end within this after SIGTERM
-WORKER_STOP_S = 10.0
+WORKER_STOP_S = 12.0  # more than it gives its flow runs
 BACK_OFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 STEADY_S = 60.0  # a worker that lived so long starts the back-off anew
 CPU_POOL = "cpu"
@@ -144,16 +143,18 @@ async def _keep_worker(settings: Settings, name: str, pool: str) -> None:
 
 
 async def _end_worker(process: asyncio.subprocess.Process) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
-    if process.returncode is not None:
-        return
+    """SIGTERM, so that flow runs can say that they were stopped; then SIGKILL."""
     try:
+        if process.returncode is None:
+            process.terminate()
         await asyncio.wait_for(process.wait(), WORKER_STOP_S)
     except TimeoutError:
-        with suppress(ProcessLookupError):
-            process.kill()
+        process.kill()
         await process.wait()
+    except ProcessLookupError:
+        pass  # it ended meanwhile
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def _worker_environment(settings: Settings) -> dict[str, str]:

@@ -88,8 +88,9 @@ class Runner:
     async def serve(self) -> None:
         server = grpc.aio.server(options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers((Guarded(Gate(self._token, self._node), self._methods()),))
-        server.add_insecure_port(f"unix:{self._socket}")
+        server.add_insecure_port(f"unix:{self._socket}~")
         await server.start()
+        os.rename(f"{self._socket}~", self._socket)  # there once it can be called, and not before
         await self._over.wait()
         if self._driver is not None:
             unloading = asyncio.to_thread(self._driver.unload)

@@ -263,8 +263,11 @@ class Runners:
     async def _follow(self, runner: Runner) -> None:
         with suppress(grpc.aio.AioRpcError):
             async for state in runner.stub.Watch(WatchRequest(), metadata=self.metadata()):
-                runner.state = state.runners[0]
-                self._changed()
+                news = state.runners[0]
+                changed = not same(news, runner.state)
+                runner.state = news
+                if changed:
+                    self._changed()
 
     async def _end(self, runner: Runner, grace_s: float = 0.0) -> None:
         """End the runner's process; its memory is free when this returns."""
@@ -333,13 +336,21 @@ class Runners:
                 task.cancel()
 
 
+def same(one: RunnerState, other: RunnerState) -> bool:
+    """Whether two states differ in nothing but the time that has passed."""
+    idle_s, one.idle_s = one.idle_s, other.idle_s
+    equal = one == other
+    one.idle_s = idle_s
+    return equal
+
+
 def _socket_folder(folder: Path) -> Path:
     """`folder`, private and swept of dead nodes' sockets; a private one elsewhere if its path is too long."""
-    if len(os.fsencode(folder)) + len("/4194304-99999.sock") > SOCKET_PATH_MAX:
+    if len(os.fsencode(folder)) + len("/4194304-99999.sock~") > SOCKET_PATH_MAX:
         return Path(tempfile.mkdtemp(prefix="smi-"))
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    for socket in folder.glob("*-*.sock"):
+    for socket in folder.glob("*-*.sock*"):
         owner = socket.name.partition("-")[0]
         if owner.isdecimal() and not psutil.pid_exists(int(owner)):
             socket.unlink(missing_ok=True)

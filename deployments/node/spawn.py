@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing.forkserver import _forkserver  # type: ignore[attr-defined]
+from multiprocessing.forkserver import _forkserver
 from typing import Any
 
 import psutil
