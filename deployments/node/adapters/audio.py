@@ -28,6 +28,7 @@ FORMATS = (
     "aac,ac3,aiff,amr,asf,au,avi,caf,dsf,eac3,flac,flv,matroska,webm,mov,mp4,m4a,3gp,mp3,mpeg,mpegts,"
     "ogg,oga,rm,tta,voc,w64,wav,wv,ape"
 )
+ONLY = {"format_whitelist": FORMATS}
 # Of these, the header says exactly how long the sound is.
 EXACT = {"wav", "flac", "mov,mp4,m4a,3gp,3g2,mj2"}
 KNOWN = "give wav, mp3, m4a, flac, ogg, opus or webm"
@@ -46,7 +47,7 @@ def decode(upload: IO[bytes], samples: IO[bytes], rate: int, cancelled: threadin
     upload.seek(0)
     written = reported = 0
     try:
-        with av.open(upload, metadata_errors="ignore", options={"format_whitelist": FORMATS}) as container:
+        with av.open(upload, "r", metadata_errors="ignore", options=ONLY) as container:
             if not container.streams.audio:
                 raise InvalidMedia(f"the file has no sound in it; {KNOWN}", param="file")
             stream = container.streams.audio[0]

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from blocks.catalogue import Model
 from blocks.errors import InvalidRequest, LoadFailed
 from deployments.node.drivers.base import Speech, TranscriptionDriver
 from deployments.node.drivers.options import read_options
@@ -44,6 +45,10 @@ class FasterWhisperDriver(TranscriptionDriver):
 
     preload: ClassVar[tuple[str, ...]] = ("ctranslate2", "faster_whisper", "av")
 
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self._here = threading.local()  # the event of the transcript that this thread makes
+
     def load(self) -> None:
         self.options = read_options(self.model, FasterWhisperOptions)
         try:
@@ -72,16 +77,32 @@ class FasterWhisperDriver(TranscriptionDriver):
             )
         except (RuntimeError, ValueError) as error:  # what CTranslate2 raises, broken files included
             raise LoadFailed(f"model {self.model.name!r} cannot be loaded: {error}") from error
+        self.whisper.model = _Watched(self.whisper.model, self._stop_here)
+
+    def _stop_here(self) -> None:
+        if self._here.cancelled.is_set():
+            raise _Stopped
 
     def run(
         self, audio: Any, parameters: TranscriptionParameters, cancelled: threading.Event
     ) -> Iterator[Speech | Segment]:
         self.counters["calls"] += 1
         language = self._language(parameters)
+        self._here.cancelled = cancelled
+        try:
+            yield from self._all(audio, language, parameters)
+        except _Stopped:
+            pass
+        finally:
+            if cancelled.is_set():
+                self.counters["cancelled"] += 1
+
+    def _all(
+        self, audio: Any, language: str | None, parameters: TranscriptionParameters
+    ) -> Iterator[Speech | Segment]:
         told = False
         for start, end in windows(audio, self.sample_rate):
-            if cancelled.is_set():
-                break
+            self._stop_here()
             segments, info = self._hear(audio[start:end], language, parameters)
             silent = info.duration_after_vad == 0
             if not told and (not silent or end == len(audio)):
@@ -91,12 +112,9 @@ class FasterWhisperDriver(TranscriptionDriver):
                 continue
             offset = start / self.sample_rate
             for segment in segments:
-                if cancelled.is_set():
-                    break
+                self._stop_here()
                 self.counters["segments"] += 1
                 yield Segment(start=offset + segment.start, end=offset + segment.end, text=segment.text)
-        if cancelled.is_set():
-            self.counters["cancelled"] += 1
 
     def _hear(self, audio: Any, language: str | None, parameters: TranscriptionParameters) -> tuple[Any, Any]:
         """Whisper's segments, made as they are read, and what it found out before."""
@@ -125,6 +143,28 @@ class FasterWhisperDriver(TranscriptionDriver):
             f"language {language!r} is not known; give an ISO 639-1 code: {', '.join(sorted(known))}",
             param="language",
         )
+
+
+class _Stopped(Exception):
+    """The transcript is not wanted any more."""
+
+
+class _Watched:
+    """A CTranslate2 model that looks, before each of its longer calls, whether to go on."""
+
+    def __init__(self, model: Any, look: Callable[[], None]) -> None:
+        self._model, self._look = model, look
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def encode(self, *args: Any, **options: Any) -> Any:
+        self._look()
+        return self._model.encode(*args, **options)
+
+    def generate(self, *args: Any, **options: Any) -> Any:
+        self._look()
+        return self._model.generate(*args, **options)
 
 
 def windows(audio: Any, rate: int) -> Iterator[tuple[int, int]]:
