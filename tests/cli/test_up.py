@@ -7,7 +7,11 @@ import os
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -15,6 +19,7 @@ import pytest
 
 from deployments.up.processes import Recorded, State, members, stop_leftovers
 
+UP = [sys.executable, "-P", "-m", "deployments", "up", "--port=0", "--node-port=0", "--prefect-port=0"]
 NAMES = {"postgres", "prefect", "node", "jobs", "api"}
 
 
@@ -90,53 +95,85 @@ def test_a_pid_with_another_start_time_is_somebody_else(tmp_path):
     assert stop_leftovers(tmp_path) == []
 
 
-def test_kill_9_of_up_then_up_again_reclaims_and_down_stops(folder, start_smi, smi_command):
-    home = folder / "reclaimed"
-    first = start_smi(home)
-    left = [process for process in first.processes() if process.pid != first.up.pid]
-    first.up.kill()
-    first.up.wait()
-    first.up.stdout.close()
-    assert psutil.pid_exists(first.pids["postgres"])
-    second = start_smi(home)
+@contextmanager
+def starting(home: Path, until: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`smi up` that has come as far as to record a process of that name; killed in the end."""
+    with (home.with_name(f"{home.name}.stderr")).open("ab") as stderr:
+        up = subprocess.Popen(
+            [*UP, "--home", str(home)], stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True
+        )
+    deadline = time.monotonic() + 60
     try:
-        assert second.key.startswith("sk-")
+        while not (State.read(home).up and State.read(home).up.pid == up.pid) or not recorded(home, until):
+            assert time.monotonic() < deadline
+            assert up.poll() is None
+            time.sleep(0.05)
+        yield up
+    finally:
+        up.kill()
+        up.wait()
+
+
+def recorded(home: Path, name: str = "") -> list[psutil.Process]:
+    """What runs of a recorded process, or of all, with what it started."""
+    entries = [entry for entry in State.read(home).processes.values() if name in ("", entry.name)]
+    return [process for entry in entries for process in members(entry, home)]
+
+
+def test_kill_9_of_up_then_up_again_reclaims_and_down_stops(folder, smi_command):
+    home = folder / "reclaimed"
+    with starting(home, "api"):
+        pass  # and kill -9
+    left = recorded(home)
+    assert {process.name() for process in left} >= {"postgres"}
+    with starting(home, "api") as up:
         assert [process for process in left if process.is_running()] == []
-        assert "was left by an earlier `smi up`; stopped" in (home / "up.stderr").read_text()
-        running = second.processes()
-        began = time.monotonic()
+        assert "was left by an earlier `smi up`; stopped" in Path(f"{home}.stderr").read_text()
+        running = recorded(home)
         answer = smi_command("down", "--home", str(home))
         assert answer.returncode == 0, answer.stderr
-        assert time.monotonic() - began < 15
-        assert [process for process in running if process.is_running() and process.pid != second.up.pid] == []
-        assert second.up.wait(5) == 0
-    finally:
-        second.stop()
+        assert up.wait(5) == 0
+        assert [process for process in running if process.is_running()] == []
     assert "nothing is running" in smi_command("down", "--home", str(home)).stderr
     assert smi_command("status", "--home", str(home)).returncode == 3
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGHUP])
-def test_a_signal_while_starting_leaves_no_process(sign, folder, start_smi):
-    import subprocess
-    import sys
+def test_down_stops_what_a_killed_up_left(folder, smi_command):
+    home = folder / "left"
+    with starting(home, "prefect"):
+        pass
+    left = recorded(home)
+    assert left
+    assert "stopped: " in smi_command("down", "--home", str(home)).stderr
+    assert [process for process in left if process.is_running()] == []
 
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_while_starting_leaves_no_process(sign, folder):
     home = folder / f"early-{sign.name}"
-    up = subprocess.Popen(
-        [sys.executable, "-P", "-m", "deployments", "up", "--home", str(home), "--port", "0"]
-        + ["--node-port", "0", "--prefect-port", "0"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    until = time.monotonic() + 20
-    while "prefect" not in State.read(home).processes:
-        assert time.monotonic() < until
-        assert up.poll() is None
-        time.sleep(0.05)
-    started = [Recorded.process(entry) for entry in State.read(home).processes.values()]
-    up.send_signal(sign)
-    with up:
+    with starting(home, "prefect") as up:
+        started = recorded(home)
+        up.send_signal(sign)
         assert up.wait(20) == 0
-    assert [process for process in started if process and process.is_running()] == []
+        assert [process for process in started if process.is_running()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_leaves_no_process_of_a_whole_installation(sign, folder, start_smi):
+    running = start_smi(folder / f"whole-{sign.name}")
+    began = time.monotonic()
+    assert running.stop(sign) == []
+    assert time.monotonic() - began < 15
+
+
+@pytest.mark.slow
+def test_a_killed_whole_installation_is_reclaimed(folder, start_smi):
+    first = start_smi(folder / "whole")
+    left = [process for process in first.processes() if process.pid != first.up.pid]
+    first.up.kill()
+    first.up.wait()
+    first.up.stdout.close()
+    second = start_smi(folder / "whole")
+    assert [process for process in left if process.is_running()] == []
+    assert second.stop() == []
