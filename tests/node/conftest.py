@@ -23,7 +23,7 @@ import logging, sys, uvloop
 from blocks.settings import load_settings
 from deployments.node.main import serve_node
 logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s")
-options = dict(pool="cpu", port=0, memory=int(sys.argv[1]), worker=False, preload=False)
+options = dict(pool="cpu", port=0, memory=int(sys.argv[1]), worker=sys.argv[2] == "worker", preload=False)
 uvloop.run(serve_node(load_settings(), **options))
 assert not {"torch", "prefect"} & sys.modules.keys()
 """
@@ -135,20 +135,22 @@ def start_node() -> Iterator[Starter]:
     started: list[LiveNode] = []
     folder = tempfile.TemporaryDirectory(prefix="smi-node-", dir="/var/tmp")
 
-    def start(memory_mib: int = 1000, models: str = MODELS) -> LiveNode:
+    def start(memory_mib: int = 1000, worker: bool = False) -> LiveNode:
         home = Path(folder.name) / str(len(started))
         home.mkdir()
-        (home / "models.toml").write_text(models)
+        (home / "models.toml").write_text(MODELS)
         environment = {
             **os.environ,
             "SMI_HOME": str(home),
             "SMI_JOIN_TOKEN": TOKEN,
+            "SMI_PREFECT_URL": "http://127.0.0.1:1/api",
+            "SMI_PREFECT_AUTH": "nobody:there",
             "PYTHONPATH": os.pathsep.join((str(ROOT), str(PLUGIN))),
         }
         log = home / "log"
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-c", START, str(memory_mib * 2**20)],
+                [sys.executable, "-c", START, str(memory_mib * 2**20), "worker" if worker else "alone"],
                 env=environment,
                 stdout=file,
                 stderr=file,

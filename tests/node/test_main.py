@@ -1,0 +1,74 @@
+"""deployments/node/main.py: what a node needs to start, and its second process."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+from live_node import TOKEN, LiveNode, Starter, alive_after
+from pydantic import SecretStr
+
+from blocks.errors import ConfigurationError
+from blocks.settings import Settings
+from deployments.node.main import serve_node
+from deployments.node.runners import _socket_folder
+
+
+def settings(home: Path) -> Settings:
+    return Settings(home=home, join_token=SecretStr(TOKEN))
+
+
+async def test_a_taken_port_is_named_with_the_cure(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=rf"127.0.0.1:{port}.*SMI_NODE_PORT"):
+            await serve_node(settings(tmp_path), pool="cpu", port=port, worker=False)
+
+
+async def test_a_gpu_pool_must_say_its_memory_and_a_node_its_token(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--memory"):
+        await serve_node(settings(tmp_path), pool="gpu-24gb", port=0, worker=False)
+    with pytest.raises(ConfigurationError, match="SMI_JOIN_TOKEN"):
+        await serve_node(Settings(home=tmp_path, join_token=None), pool="cpu", port=0, worker=False)
+
+
+def test_sockets_lie_in_a_private_folder_with_a_short_path(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir(mode=0o755)
+    (run / "4194303-1.sock").touch()
+    assert _socket_folder(run) == run
+    assert run.stat().st_mode & 0o777 == 0o700
+    assert list(run.iterdir()) == []
+    elsewhere = _socket_folder(tmp_path / ("long" * 30))
+    assert len(str(elsewhere)) < 40
+    assert elsewhere.stat().st_mode & 0o777 == 0o700
+    elsewhere.rmdir()
+
+
+def workers(live: LiveNode) -> list[psutil.Process]:
+    below = psutil.Process(live.process.pid).children()
+    return [process for process in below if "deployments.node.worker" in process.cmdline()]
+
+
+async def test_the_worker_is_started_again_and_ends_with_a_killed_node(start_node: Starter) -> None:
+    live = start_node(worker=True)
+    async with asyncio.timeout(30):
+        while not workers(live):
+            await asyncio.sleep(0.05)
+        (first,) = workers(live)
+        first.kill()
+        while first in workers(live) or not workers(live):
+            await asyncio.sleep(0.05)
+    (second,) = workers(live)
+    assert second.pid != first.pid
+    environment = second.environ()
+    assert environment["SMI_HOME"] == str(live.home)
+    assert environment["SMI_JOIN_TOKEN"] == TOKEN
+    await asyncio.sleep(1)  # it watches its standard input from its first second
+    live.process.send_signal(signal.SIGKILL)
+    live.process.wait()
+    assert not alive_after([second], 2)
