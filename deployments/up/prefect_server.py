@@ -22,6 +22,9 @@ def environment(settings: Settings) -> dict[str, str]:
     return {
         "PREFECT_API_DATABASE_CONNECTION_URL": postgres.url(settings.home / "postgres", "prefect"),
         "PREFECT_SERVER_API_AUTH_STRING": settings.require("prefect_auth"),
+        # With the defaults (1 and 5 s) one event that fails holds up all later task runs.
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "200",
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
     }
 
