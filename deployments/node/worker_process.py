@@ -18,6 +18,8 @@ import threading
 from blocks.settings import Settings, load_settings
 from deployments.pools import RUNS_PER_NODE
 
+log = logging.getLogger("smi.worker")
+
 STOP_S = 10.0  # how long flow runs may take to report that they were stopped
 
 
@@ -64,15 +66,15 @@ def _run(settings: Settings, name: str, pool: str, limit: int) -> None:
     from deployments.node.worker_type import NodeWorker  # after prepare_prefect
 
     loop, stopping, over = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
-    failures: list[BaseException] = []
+    failures: list[Exception] = []
 
     def work() -> None:
         try:
             worker = NodeWorker(pool, name=name, limit=limit, settings=settings)
             loop.run_until_complete(worker.serve(stopping))
-        except BaseException as error:
+        except Exception as error:
+            log.exception("the worker failed")
             failures.append(error)
-            raise
         finally:
             over.set()
 

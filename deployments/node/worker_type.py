@@ -39,6 +39,7 @@ from blocks.settings import Settings, load_settings
 from blocks.storage import Storage
 from deployments.node.worker_flows import Execution, flow_at, hosted
 from tasks.fleet import close_fleet, current_fleet
+from tasks.prefect_api import prefect_http
 from tasks.step import content_free
 
 HEARTBEAT_S = 5
@@ -82,9 +83,15 @@ class NodeWorker(BaseWorker[NodeJobConfiguration, NodeVariables, NodeResult]):
 
     async def serve(self, stopping: asyncio.Event) -> None:
         """Work until `stopping` is set; runs that are under way then are reported as crashed."""
-        await current_fleet()
+        stop = asyncio.create_task(stopping.wait())
+        there = asyncio.create_task(self._insist(self._knock))
+        await asyncio.wait({there, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if stop.done():
+            there.cancel()
+            return
+        await current_fleet(self._settings)
         async with AsyncClientContext(), self:
-            work, stop = asyncio.create_task(self._work()), asyncio.create_task(stopping.wait())
+            work = asyncio.create_task(self._work())
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
             self._stopping = True
             stop.cancel()
@@ -105,6 +112,11 @@ class NodeWorker(BaseWorker[NodeJobConfiguration, NodeVariables, NodeResult]):
                 self._repeat(self.get_and_submit_flow_runs, PREFECT_WORKER_QUERY_SECONDS.value())
             )
             group.create_task(self._repeat(self._watch, WATCH_S))
+
+    async def _knock(self) -> None:
+        """Prefect's own client cannot be made while Prefect is away."""
+        async with prefect_http(self._settings) as http:
+            (await http.get("/health")).raise_for_status()
 
     async def _sync_once(self) -> None:
         if not self._has_successfully_synced:

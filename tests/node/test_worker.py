@@ -1,6 +1,10 @@
 """Which flows a worker runs, and how a run that it hosts ends. With a whole installation: tests/jobs."""
 
 import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -87,3 +91,51 @@ async def test_an_error_that_holds_content_is_told_by_its_type(storage: Storage,
         await hosted(tell, Execution(), storage, tmp_path).fn("secret")
     assert "secret" not in str(caught.value)
     assert caught.value.__suppress_context__
+
+
+@pytest.fixture
+async def lonely(tmp_path: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A worker whose Prefect is away."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "deployments.node.worker", "--name", "127.0.0.1:1", "--pool", "cpu"),
+        stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={
+            **os.environ,
+            "SMI_HOME": str(tmp_path),
+            "SMI_PREFECT_URL": "http://127.0.0.1:9/api",
+            "SMI_PREFECT_AUTH": "a:b",
+            "SMI_JOIN_TOKEN": "t",
+        },
+    )
+    yield process
+    if process.returncode is None:
+        process.kill()
+    await process.communicate()
+
+
+async def said(process: asyncio.subprocess.Process, words: str) -> None:
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        async for line in process.stderr:
+            if words in line.decode():
+                return
+    raise AssertionError(f"it ended with {process.returncode}")
+
+
+async def test_a_worker_waits_for_prefect_and_ends_with_its_node(
+    lonely: asyncio.subprocess.Process,
+) -> None:
+    await said(lonely, "Prefect does not answer")
+    await said(lonely, "Prefect does not answer")
+    assert lonely.stdin is not None
+    gone = time.monotonic()
+    lonely.stdin.close()
+    assert await asyncio.wait_for(lonely.wait(), 10) == 0
+    assert time.monotonic() - gone < 2
+
+
+async def test_a_worker_that_waits_for_prefect_stops_when_told(lonely: asyncio.subprocess.Process) -> None:
+    await said(lonely, "Prefect does not answer")
+    lonely.terminate()
+    assert await asyncio.wait_for(lonely.wait(), 12) == 0
