@@ -6,7 +6,6 @@ up text. Long recordings are worked on in windows, so that memory does not grow 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -16,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from blocks.catalogue import Model
 from blocks.errors import InvalidRequest, LoadFailed
 from deployments.node.drivers.base import Speech, TranscriptionDriver
-from deployments.node.drivers.options import read_options
+from deployments.node.drivers.options import default_threads, read_options
 from deployments.node.drivers.weights import resolve
 from tasks.protocol.shapes import Segment, TranscriptionParameters
 
@@ -70,7 +69,7 @@ class FasterWhisperDriver(TranscriptionDriver):
             raise LoadFailed(
                 f"model {self.model.name!r}: {folder} holds no Whisper model (no tokenizer.json)"
             )
-        threads = self.options.threads or max(1, len(os.sched_getaffinity(0)) // 2)
+        threads = self.options.threads or default_threads()
         try:
             self.whisper = WhisperModel(
                 str(folder), device=device, compute_type=compute, cpu_threads=threads, local_files_only=True

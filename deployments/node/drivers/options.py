@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -23,3 +24,10 @@ def read_options(model: Model, shape: type[Shape]) -> Shape:
             f"model {model.name!r}: option {name!r}: {first['msg'].lower()}; "
             f"options are: {', '.join(shape.model_fields)}"
         ) from None
+
+
+def default_threads() -> int:
+    """Half of the cores this process may use: the other half serves requests."""
+    has_affinity = hasattr(os, "sched_getaffinity")  # macOS has none
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(1, cores // 2)

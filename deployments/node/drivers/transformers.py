@@ -6,7 +6,6 @@ because `generate` can neither be stopped within a step nor while it reads the p
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from blocks.catalogue import Model
 from blocks.errors import ContextLengthExceeded, InvalidRequest, LoadFailed, OutOfMemory
 from deployments.node.drivers.base import ChatDriver, End, Piece, Prompt
 from deployments.node.drivers.detokeniser import Detokeniser
-from deployments.node.drivers.options import read_options
+from deployments.node.drivers.options import default_threads, read_options
 from deployments.node.drivers.sampling import Sampler
 from deployments.node.drivers.weights import cached, fingerprint, resolve
 from tasks.protocol.shapes import ChatParameters
@@ -71,7 +70,7 @@ class TransformersDriver(ChatDriver):
                 "run `pip install 'smi[torch]'`"
             ) from error
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        torch.set_num_threads(self.options.threads or max(1, len(os.sched_getaffinity(0)) // 2))
+        torch.set_num_threads(self.options.threads or default_threads())
         device = self.options.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
