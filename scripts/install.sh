@@ -23,14 +23,21 @@ free_kb=$(df -Pk . | awk 'NR == 2 { print $4 }')
 [ -d "$venv/lib" ] || [ "$free_kb" -ge "$need_kb" ] ||
   fail "disk space: installing needs $((need_kb / 1024)) MB in $PWD, free are $((free_kb / 1024)) MB"
 
-pip=("$venv/bin/python" -m pip install --no-input -c constraints/tested.txt)
 began=$SECONDS
 echo "Installing into $venv with $("$python" --version): about 2.1 GB on disk, a minute or so with a fast connection."
 if [ "$(uname -s)" = Linux ] && [ ! -d "$venv/lib" ]; then
   echo "The largest download is torch: 190 MB as a CPU build; where pip finds only the CUDA build, several GB."
 fi
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-"${pip[@]}" -e ".[$extras]"
-"${pip[@]}" --no-deps -r constraints/no-deps.txt
+log=$venv/install.log
+: >"$log"
+install() { # what pip says goes to the log; the large downloads and the last step are shown
+  "$venv/bin/python" -m pip install --no-input --progress-bar off -c constraints/tested.txt "$@" 2>&1 | tee -a "$log" |
+    sed -nuE -e 's/^ *Downloading ([^ ]+) \(([0-9]{2,}\.?[0-9]* MB)\).*/  \1 (\2)/p' \
+      -e 's/^Installing collected packages.*/  unpacking everything .../p' ||
+    { tail -n 25 "$log" >&2; fail "pip failed; all that it said is in $log"; }
+}
+install -e ".[$extras]"
+install --no-deps -r constraints/no-deps.txt
 echo "$wanted" >"$venv/.smi-$kind"
 echo "Installed in $((SECONDS - began)) s."
