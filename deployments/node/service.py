@@ -105,6 +105,12 @@ class Node:
             return answer
         except grpc.aio.AioRpcError as error:
             raise await self._told(error, runner) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not this task was cancelled but its call, when a dead runner's channel was closed.
+            raise _died() from None
         finally:
             self._runners.release(runner)
 
@@ -152,7 +158,7 @@ class Node:
         if error.code() == grpc.StatusCode.UNAVAILABLE:
             with suppress(TimeoutError):
                 await asyncio.wait_for(runner.gone.wait(), DEATH_S)
-        return RunnerDied("the model's process ended while it worked on this request; try again")
+        return _died()
 
     async def watch(self, request: WatchRequest, context: Context) -> None:
         """`Watch`: this node's state; the first message proves that it knows the join token."""
@@ -210,6 +216,10 @@ class Node:
                 return await self._runners.drain(deadline_s)
         except TimeoutError:
             return False
+
+
+def _died() -> RunnerDied:
+    return RunnerDied("the model's process ended while it worked on this request; try again")
 
 
 @asynccontextmanager
