@@ -18,11 +18,9 @@ PORTS = ("api_port", "node_port", "prefect_port")
 
 
 def prepare(home: Path) -> None:
-    """Make the home folder and what lies in it, private but for passing through."""
+    """Make the home folder and what lies in it, private."""
     try:
-        home.mkdir(mode=0o711, parents=True, exist_ok=True)
-        if os.geteuid() == 0:
-            home.chmod(0o711)  # PostgreSQL's own user passes through
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("logs", "storage", "prefect"):
             (home / name).mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
@@ -39,9 +37,9 @@ def settled(home: Path, ports: dict[str, int | None]) -> Settings:
     Raises:
         ConfigurationError: naming who has a port that was asked for.
     """
+    settings = load_settings(home=home, **ports)
     file = home / "settings.json"
     values: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    settings = load_settings(home=home, **ports)
     any_free = {name for name in values.get("any_free", []) if ports.get(name) is None}
     taken: set[int] = set()
     for name in PORTS:

