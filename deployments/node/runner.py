@@ -9,6 +9,7 @@ import asyncio
 import logging
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.util
 import os
 import signal
 import threading
@@ -58,8 +59,10 @@ def main(model_json: str, socket: str, node: str, token: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the node ends us
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     threading.Thread(target=_end_with_node, name="node-watch", daemon=True).start()
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level=logging.INFO)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s %(message)s", level=logging.WARNING)
+    logging.getLogger("smi").setLevel(logging.INFO)  # others log each request
     uvloop.run(Runner(Model.model_validate_json(model_json), socket, node, token).serve())
+    multiprocessing.util._run_finalizers()  # type: ignore[attr-defined]  # gives back named semaphores
     # A driver's thread that does not end must not hold the model's memory.
     os._exit(0)
 

@@ -285,8 +285,8 @@ class Runners:
             return True
         if if_idle and not runner.idle:
             return False
-        while runner.stage == LOADING and runner.child is None:
-            await asyncio.sleep(POLL_S)  # its process is just being made
+        while runner.stage == LOADING and runner.child is None:  # noqa: ASYNC110 (its process is being made)
+            await asyncio.sleep(POLL_S)
         if runner.stage != READY:
             if runner.child is not None:
                 runner.child.kill()  # whoever loads or unloads it sees to the rest

@@ -50,8 +50,14 @@ def test_sockets_lie_in_a_private_folder_with_a_short_path(tmp_path: Path) -> No
 
 
 def workers(live: LiveNode) -> list[psutil.Process]:
-    below = psutil.Process(live.process.pid).children()
-    return [process for process in below if "deployments.node.worker" in process.cmdline()]
+    return [process for process in psutil.Process(live.process.pid).children() if _is_worker(process)]
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return "deployments.node.worker" in process.cmdline()
+    except psutil.NoSuchProcess:  # which a zombie is as well
+        return False
 
 
 async def test_the_worker_is_started_again_and_ends_with_a_killed_node(start_node: Starter) -> None:
