@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from prefect import Task, flow
 
-from blocks.errors import Busy
+from blocks.errors import Busy, SmiError
 from flows.live import run_live
 from tasks.live import LiveRun, current, emit, label
 from tasks.step import step
@@ -94,3 +94,12 @@ async def test_a_client_that_leaves_is_recorded_as_cancelled() -> None:
 def test_a_step_is_a_prefect_task() -> None:
     assert isinstance(double, Task)
     assert double.persist_result is False
+
+
+async def test_what_prefect_sees_of_an_error_holds_no_content() -> None:
+    with pytest.raises(SmiError, match="unexpected ValueError") as caught:
+        await fail.fn("a prompt")
+    assert "a prompt" not in str(caught.value)
+    assert caught.value.__suppress_context__
+    with pytest.raises(Busy, match="every slot is taken"):
+        await fail.fn("busy")
