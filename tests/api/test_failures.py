@@ -43,11 +43,15 @@ async def test_the_client_library_sees_a_cut_stream(client: openai.AsyncOpenAI) 
     answer = await client.chat.completions.create(
         model="echo-crash", messages=[{"role": "user", "content": "well then crash now"}], stream=True
     )
-    text = ""
-    with pytest.raises(openai.APIError, match="ended while it worked"):
+    texts: list[str] = []
+
+    async def read() -> None:
         async for chunk in answer:
-            text += chunk.choices[0].delta.content or ""
-    assert text == "well then"
+            texts.append(chunk.choices[0].delta.content or "")
+
+    with pytest.raises(openai.APIError, match="ended while it worked"):
+        await read()
+    assert texts == ["well", " then"]
 
 
 async def test_an_upstream_failure_comes_back_as_http_200_with_an_empty_answer(

@@ -68,7 +68,6 @@ async def test_the_documentation_shows_the_requests(http: httpx.AsyncClient) -> 
         None,
         "",
         "Bearer",
-        "Bearer ",
         "Basic c2s6eA==",
         WRONG,
         f"Bearer {WRONG}",
