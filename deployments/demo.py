@@ -55,6 +55,7 @@ def as_job(client: ApiClient, request_id: str) -> str:
     """Hand the recording in, wait, and print what came of it; the transcript."""
     say(f"\nAs a job: {QUESTION.name} to the flow `converse`, request id {request_id}")
     job = client.submit("converse", {"max_tokens": 60, "temperature": 0}, QUESTION, "normal", request_id)
+    say("  (in a new home both models are loaded and the chat model is converted first: up to a minute)")
     result = client.result(client.wait(job, lambda text: say(f"  {text}"), JOB_S))
     say(f"  heard:    {result['transcript'].strip()}")
     say(f"  answered: {result['answer']['text'].strip()}")
