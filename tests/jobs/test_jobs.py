@@ -189,6 +189,24 @@ async def test_no_job_is_lost_or_doubled_by_kill_9_of_the_processor(
         assert [run["state_type"] for run in runs] == ["COMPLETED"]
 
 
+async def test_jobs_are_accepted_while_prefect_hangs_and_run_afterwards(smi: Any, client: Any) -> None:
+    running = await client.chat(words(40), model="echo-slow")
+    await client.until(running, "running")
+    prefect = psutil.Process(smi.pids["prefect"])
+    prefect.suspend()
+    try:
+        asked = time.monotonic()
+        waiting = await client.chat("later")
+        assert time.monotonic() - asked < 1
+        await asyncio.sleep(3)
+        assert (await client.get(waiting))["status"] in ("accepted", "running")
+    finally:
+        prefect.resume()
+    for job in (running, waiting):
+        seen = await client.over(job)
+        assert (seen["status"], seen["attempt"]) == ("succeeded", 1)
+
+
 async def test_an_idempotency_key_is_good_for_one_job(client: Any) -> None:
     body, key = {"flow": "chat", "parameters": PARAMETERS}, {"Idempotency-Key": f"k{time.time_ns()}"}
     first, second = await client.post(body, **key), await client.post(body, **key)
