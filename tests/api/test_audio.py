@@ -8,8 +8,8 @@ import openai
 import pytest
 
 SPEECH = Path(__file__).parent.parent / "data" / "speech"
-WAV = (SPEECH / "austen-0880.wav").read_bytes()
-SAID = (SPEECH / "austen-0880.txt").read_text()
+WAV = (SPEECH / "question.wav").read_bytes()
+SAID = (SPEECH / "question.txt").read_text()
 
 
 def words(text: str) -> list[str]:

@@ -77,7 +77,7 @@ async def test_a_transcription_is_stopped_when_its_client_leaves(
     smi: Any, node: Any, http: httpx.AsyncClient
 ) -> None:
     model = "whisper-tiny.en"
-    short = (Path(__file__).parent.parent / "data" / "speech" / "austen-0880.wav").read_bytes()
+    short = (Path(__file__).parent.parent / "data" / "speech" / "question.wav").read_bytes()
     warm = await http.post("/v1/audio/transcriptions", files={"file": short}, data={"model": model})
     assert warm.status_code == 200, warm.text
     calls = await node.counter(model, "calls")
