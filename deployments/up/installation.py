@@ -88,6 +88,7 @@ class _Up:
     async def _start(self) -> str | None:
         """Start all; the key that was made, if one was."""
         await self._start_postgres()
+        failed: list[StartFailed] = []
         try:
             async with asyncio.TaskGroup() as group:
                 prefect = group.create_task(self.supervisor.start(self._prefect()))
@@ -97,7 +98,9 @@ class _Up:
                 group.create_task(self.supervisor.start(self._node()))
                 group.create_task(self.supervisor.start(self._jobs()))
         except* StartFailed as failures:
-            raise failures.exceptions[0] from None
+            failed += [error for error in failures.exceptions if isinstance(error, StartFailed)]
+        if failed:
+            raise failed[0]
         return prepared.result()
 
     async def _start_postgres(self) -> None:

@@ -73,6 +73,18 @@ def test_a_foreign_process_on_a_port_is_named_and_left_alone(tmp_path, smi_comma
     assert State.read(tmp_path / "home").processes == {}
 
 
+def test_a_child_that_does_not_start_is_named_with_the_end_of_its_log(folder, smi_command):
+    home = folder / "broken"
+    home.mkdir()
+    (home / "models.toml").write_text('[mine]\ntask = "chat"\ndriver = "echo"\nslots = "many"\n')
+    answer = smi_command("up", "--home", str(home), "--port=0", "--node-port=0", "--prefect-port=0")
+    assert answer.returncode == 1
+    assert "smi: api ended with code " in answer.stderr
+    assert "slots" in answer.stderr  # from its log
+    assert "Traceback" not in answer.stderr.partition("The end of ")[0]
+    assert recorded(home) == []
+
+
 def test_a_child_that_dies_is_started_again(smi):
     jobs = State.read(smi.home).processes["jobs"]
     os.kill(jobs.pid, signal.SIGKILL)
