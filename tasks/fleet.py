@@ -30,7 +30,8 @@ from tasks.protocol.client import Client
 from tasks.protocol.inference_pb2 import READY, NodeState, WatchRequest
 from tasks.protocol.machine import machine_id
 
-DISCOVER_S = 2.0
+DISCOVER_S = 1.0  # while no node is known
+REDISCOVER_S = 5.0
 SILENCE_S = 5.0  # a node that says nothing for so long is gone
 RETRY_S = 0.5
 POOL_TYPE = "smi"
@@ -114,7 +115,7 @@ class Fleet:
                     for name in self._watches.keys() - names - self.nodes.keys():
                         self._watches.pop(name).cancel()
                     self._remember(names)
-                await asyncio.sleep(DISCOVER_S)
+                await asyncio.sleep(REDISCOVER_S if self.nodes else DISCOVER_S)
 
     def _watch(self, name: str) -> None:
         self._watches[name] = asyncio.create_task(self._keep_watching(name))

@@ -28,6 +28,14 @@ slots = 64
 queue = 256
 options = { tokens_per_second = 20 }
 
+[echo-paced]
+task = "chat"
+driver = "echo"
+memory = "64MiB"
+context = 8192
+slots = 64
+options = { tokens_per_second = 50 }
+
 [echo-single]
 task = "chat"
 driver = "echo"

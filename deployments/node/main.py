@@ -6,6 +6,7 @@ Two processes, because flow runs stall an event loop by up to 150 ms and token s
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
 import signal
@@ -51,7 +52,7 @@ async def serve_node(
         preload: import what drivers name (torch, ...) once, in the background, for all runners.
 
     Raises:
-        ConfigurationError: the port is taken, the join token or `memory` is missing.
+        ConfigurationError: the port is taken, the host not loopback, the join token or `memory` missing.
     """
     token = settings.require("join_token")
     ledger = Ledger(_memory(pool, memory))
@@ -103,6 +104,11 @@ def _memory(pool: str, memory: int | None) -> int:
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    if not _is_loopback(host):
+        raise ConfigurationError(
+            f"a node does not listen at {host!r}: prompts would cross the network unencrypted, and there are "
+            "no certificates yet; set SMI_HOST=127.0.0.1 and reach other machines through a tunnel"
+        )
     try:
         return server.add_insecure_port(f"{host}:{port}")
     except RuntimeError as error:
@@ -110,6 +116,13 @@ def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
             f"cannot listen at {host}:{port}, which something else may use; "
             "set SMI_NODE_PORT or --port (0: any free one)"
         ) from error
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _stop_signals() -> asyncio.Event:

@@ -44,6 +44,7 @@ from tasks.protocol.shapes import ChatParameters, Message
 
 TEXT = "one two three four five six seven eight"
 PACE = 50  # tokens per second of a stream
+PORTS = ["--port", "0", "--node-port", "0", "--prefect-port", "0"]
 MODELS = f"""
 [echo-paced]
 task = "chat"
@@ -61,7 +62,9 @@ def installation(home: Path) -> Iterator[dict[str, Any]]:
     (home / "models.toml").write_text(MODELS)
     smi = Path(sys.executable).with_name("smi")
     process = subprocess.Popen(
-        [str(smi), "up", "--home", str(home), "--port", "0", "--json"], stdout=subprocess.PIPE, text=True
+        [str(smi), "up", "--home", str(home), "--json", *PORTS],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stdout is not None
@@ -80,11 +83,23 @@ async def skeleton(home: Path) -> AsyncIterator[str]:
         for arguments in (["backend", str(socket)], ["api", str(socket), str(port)])
     ]
     try:
+        await listening(port)
         yield f"http://127.0.0.1:{port}/v1/chat/completions"
     finally:
         for process in processes:
             process.terminate()
             await process.wait()
+
+
+async def listening(port: int) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                (await asyncio.open_connection("127.0.0.1", port))[1].close()
+            except ConnectionRefusedError:
+                await asyncio.sleep(0.1)
+            else:
+                return
 
 
 def free_port() -> int:

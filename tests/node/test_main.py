@@ -29,6 +29,13 @@ async def test_a_taken_port_is_named_with_the_cure(tmp_path: Path) -> None:
             await serve_node(settings(tmp_path), pool="cpu", port=port, worker=False)
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "node.example.org"])
+async def test_prompts_never_cross_the_network_unencrypted(tmp_path: Path, host: str) -> None:
+    there = settings(tmp_path).model_copy(update={"host": host})
+    with pytest.raises(ConfigurationError, match="unencrypted"):
+        await serve_node(there, pool="cpu", port=0, worker=False)
+
+
 async def test_a_gpu_pool_must_say_its_memory_and_a_node_its_token(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="--memory"):
         await serve_node(settings(tmp_path), pool="gpu-24gb", port=0, worker=False)

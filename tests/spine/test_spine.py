@@ -68,7 +68,7 @@ async def steps_of(prefect: httpx.AsyncClient, run: str, count: int) -> list[dic
 async def test_a_spoken_question_is_transcribed_and_answered_as_a_job(
     http: httpx.AsyncClient, prefect: httpx.AsyncClient
 ) -> None:
-    audio = (SPEECH / "austen-0880.wav").read_bytes()
+    audio = (SPEECH / "question.wav").read_bytes()
     accepted = await http.post(
         "/v1/jobs", data={"flow": "converse", "max_tokens": "24"}, files={"file": ("q.wav", audio)}
     )
@@ -76,7 +76,7 @@ async def test_a_spoken_question_is_transcribed_and_answered_as_a_job(
     job = await job_done(http, accepted.json()["id"])
     assert job["status"] == "succeeded", job
     result = (await http.get(f"/v1/jobs/{job['id']}/result")).json()
-    said = words((SPEECH / "austen-0880.txt").read_text())
+    said = words((SPEECH / "question.txt").read_text())
     assert words(result["transcript"]) == said
     assert result["answer"]["completion_tokens"] > 0
     assert result["answer"]["text"].strip()
