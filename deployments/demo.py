@@ -36,7 +36,16 @@ def installation(home: Path, keep: bool) -> Iterator[dict[str, Any]]:
     """`smi up` on free ports, and what it told of itself."""
     command = [sys.executable, "-P", "-m", "deployments", "up", "--home", str(home), "--new-key", "--json"]
     command += ["--port", "0", "--node-port", "0", "--prefect-port", "0"]
-    up = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    # One that is left running must not hold on to this terminal or pipe; logs/up.log has its lines too.
+    progress = subprocess.DEVNULL if keep else None
+    up = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=progress,
+        text=True,
+        start_new_session=True,
+    )
     assert up.stdout is not None
     done = False
     try:

@@ -43,7 +43,11 @@ def test_run_hands_in_a_job_and_prints_its_result(smi, smi_command):
 
 
 def test_run_refuses_what_is_no_request(smi, smi_command):
-    for request, said in (("{", "not JSON"), ("[]", "must be an object"), ('{"modle": 1}', "modle")):
+    for request, said in (
+        ("{", "not JSON"),
+        ("[]", "must be an object"),
+        ('{"messages": [], "modle": 1}', "modle"),
+    ):
         answer = smi_command(
             *("run", "chat", "--request", request, "--home", str(smi.home)), env={"OPENAI_API_KEY": smi.key}
         )
