@@ -13,7 +13,7 @@ import hmac
 import json
 import logging
 import os
-import weakref
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -206,21 +206,29 @@ def view(name: str, state: NodeState, machine: str) -> Node:
     )
 
 
-_fleets: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Fleet] = weakref.WeakKeyDictionary()
+class _Current(threading.local):
+    """The fleet of this thread's event loop."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+    fleet: Fleet | None = None
+
+
+_current = _Current()
 
 
 async def current_fleet(settings: Settings | None = None) -> Fleet:
     """The fleet of this event loop, started on first use with `settings`, by default this process's."""
     loop = asyncio.get_running_loop()
-    if loop not in _fleets:
+    if _current.fleet is None or _current.loop is not loop:
         fleet = Fleet(settings or load_settings())
-        _fleets[loop] = fleet
+        _current.loop, _current.fleet = loop, fleet
         await fleet.start()
-    return _fleets[loop]
+    return _current.fleet
 
 
 async def close_fleet() -> None:
     """Stop this event loop's fleet, if it has one."""
-    fleet = _fleets.pop(asyncio.get_running_loop(), None)
-    if fleet is not None:
+    fleet, loop = _current.fleet, _current.loop
+    _current.fleet = _current.loop = None
+    if fleet is not None and loop is asyncio.get_running_loop():
         await fleet.stop()

@@ -24,6 +24,7 @@ async def serve_api(settings: Settings) -> None:
         ws="none",
         log_config=None,
         access_log=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=GRACE_S,
         server_header=False,
     )

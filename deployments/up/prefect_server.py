@@ -9,7 +9,7 @@ import httpx
 from blocks.settings import Settings
 from deployments.up import postgres
 
-NICE = 5  # live requests outrank bookkeeping
+NICE = 10  # live requests outrank bookkeeping
 
 
 def command(settings: Settings) -> list[str]:

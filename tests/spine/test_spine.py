@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import signal
 import time
 from datetime import datetime
 from itertools import pairwise
@@ -195,6 +197,54 @@ async def test_the_run_page_shows_both_by_request_id(
     name = f"seen-{time.time_ns()}"
     await ask(client, name)
     (run,) = await recorded(prefect, name, timeout_s=5)
-    await prefect_ui.open(f"{smi.prefect_url.removesuffix('/api')}/runs/flow-run/{run['id']}")
+    await steps_of(prefect, run["id"], 2)  # the page itself looks again only after 30 s
+    await prefect_ui.open(f"{smi.prefect_url.removesuffix('/api')}/runs/flow-run/{run['id']}?tab=Task%20Runs")
     await prefect_ui.text_with(name, "Completed", "generate")
     await prefect_ui.picture(Path(os.environ.get("SMI_SHOTS", "/tmp")) / "run-page.png")
+
+
+def pid_of(smi: Any, name: str) -> int:
+    state = json.loads((smi.home / "state.json").read_text())
+    return next(process["pid"] for process in state["processes"] if process["name"] == name)
+
+
+async def answered(http: httpx.AsyncClient, timeout_s: float) -> None:
+    async with asyncio.timeout(timeout_s):
+        while True:
+            try:
+                (await http.get("/health")).raise_for_status()
+            except httpx.HTTPError:
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+
+async def test_chat_goes_on_while_prefect_is_away_and_records_arrive_later_in_order(
+    smi: Any, client: openai.AsyncOpenAI, prefect: httpx.AsyncClient
+) -> None:
+    names = [f"away-{number}-{time.time_ns()}" for number in range(40)]
+    os.kill(pid_of(smi, "prefect"), signal.SIGKILL)
+    await paced(client, names[:20], 10)
+    for name in names[20:]:
+        started = time.monotonic()
+        assert await ask(client, name) == f"say {name}"
+        assert time.monotonic() - started < 0.5
+    await answered(prefect, 60)
+    runs = {run["name"]: run for run in await recorded(prefect, *names, timeout_s=60)}
+    created = [datetime.fromisoformat(runs[name]["created"]) for name in names]
+    assert created == sorted(created)
+
+
+async def test_an_api_started_while_prefect_is_away_still_answers(
+    smi: Any, client: openai.AsyncOpenAI, http: httpx.AsyncClient, prefect: httpx.AsyncClient
+) -> None:
+    away = pid_of(smi, "prefect")
+    os.kill(away, signal.SIGSTOP)
+    try:
+        os.kill(pid_of(smi, "api"), signal.SIGKILL)
+        await answered(http, 30)
+        name = f"restarted-{time.time_ns()}"
+        assert await ask(client, name) == f"say {name}"
+    finally:
+        os.kill(away, signal.SIGCONT)
+    await recorded(prefect, name, timeout_s=20)
