@@ -11,7 +11,6 @@ from pydantic import Field
 from tasks.protocol.shapes import ChatParameters
 from tasks.text import Completion, generate
 
-
 _PARAMETERS = tuple(ChatParameters.model_fields)
 
 

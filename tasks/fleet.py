@@ -71,6 +71,7 @@ class Fleet:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.loop = asyncio.get_running_loop()
         self.catalogue: Catalogue = load_catalogue(settings.home)
         self.storage = Storage(settings.storage)
         self.client = Client(settings.require("join_token"))
@@ -209,7 +210,6 @@ def view(name: str, state: NodeState, machine: str) -> Node:
 class _Current(threading.local):
     """The fleet of this thread's event loop."""
 
-    loop: asyncio.AbstractEventLoop | None = None
     fleet: Fleet | None = None
 
 
@@ -217,18 +217,16 @@ _current = _Current()
 
 
 async def current_fleet(settings: Settings | None = None) -> Fleet:
-    """The fleet of this event loop, started on first use with `settings`, by default this process's."""
-    loop = asyncio.get_running_loop()
-    if _current.fleet is None or _current.loop is not loop:
-        fleet = Fleet(settings or load_settings())
-        _current.loop, _current.fleet = loop, fleet
+    """The fleet of this thread's event loop, started on first use with `settings`, or this process's."""
+    fleet = _current.fleet
+    if fleet is None or fleet.loop.is_closed():
+        fleet = _current.fleet = Fleet(settings or load_settings())
         await fleet.start()
-    return _current.fleet
+    return fleet
 
 
 async def close_fleet() -> None:
     """Stop this event loop's fleet, if it has one."""
-    fleet, loop = _current.fleet, _current.loop
-    _current.fleet = _current.loop = None
-    if fleet is not None and loop is asyncio.get_running_loop():
+    fleet, _current.fleet = _current.fleet, None
+    if fleet is not None and not fleet.loop.is_closed():
         await fleet.stop()

@@ -22,12 +22,21 @@ import grpc.aio
 import uvloop
 
 from blocks.catalogue import Model
-from blocks.errors import DeadlineExceeded, InvalidRequest, NotAdmitted, NotFound, SmiError
+from blocks.errors import DeadlineExceeded, NotAdmitted, NotFound, SmiError
 from deployments.node.adapters.base import Adapter
 from deployments.node.admission import Admission
 from deployments.node.drivers.base import Driver
 from deployments.node.plugins import adapter_class, driver_class
-from deployments.node.wire import SERVER_OPTIONS, Beats, Context, Guarded, each, error_event, unexpected
+from deployments.node.wire import (
+    SERVER_OPTIONS,
+    Beats,
+    Context,
+    Guarded,
+    each,
+    error_event,
+    header_of,
+    unexpected,
+)
 from tasks.protocol.auth import Gate, node_proof
 from tasks.protocol.inference_pb2 import (
     LOADING,
@@ -111,6 +120,7 @@ class Runner:
                 Request.FromString,
                 Event.SerializeToString,
             ),
+            "Ask": unary(self.ask, Request.FromString, Event.SerializeToString),
             "Watch": stream(self.watch, WatchRequest.FromString, NodeState.SerializeToString),
             "Load": stream(self.load, LoadRequest.FromString, Event.SerializeToString),
             "Unload": unary(self.unload, UnloadRequest.FromString, UnloadReply.SerializeToString),
@@ -120,15 +130,19 @@ class Runner:
     async def run(self, requests: AsyncIterator[Request], context: Context) -> None:
         """`Run`: one request."""
         first = await context.read()
+        await context.write(await self._answer(Request() if first is grpc.aio.EOF else first, context))
+
+    async def ask(self, request: Request, context: Context) -> Event:
+        """`Ask`: one request without media, answered whole."""
+        return await self._answer(request, context, whole=True)
+
+    async def _answer(self, first: Request, context: Context, whole: bool = False) -> Event:
         try:
-            if first is grpc.aio.EOF or not first.HasField("header"):
-                raise InvalidRequest("a call starts with a header")
-            event = Event(done=await self._done(first.header, context))
+            return Event(done=await self._done(header_of(first, whole), context))
         except SmiError as error:
-            event = error_event(error)
+            return error_event(error)
         except Exception as error:  # noqa: BLE001 (the boundary: a bug must reach the client as an event)
-            event = error_event(unexpected(error, f"request to {self.model.name}"))
-        await context.write(event)
+            return error_event(unexpected(error, f"request to {self.model.name}"))
 
     async def _done(self, header: Header, context: Context) -> Done:
         if not header.deadline_s:

@@ -26,7 +26,7 @@ from deployments.node.plugins import driver_class
 from deployments.node.spawn import Child, Forkserver
 from deployments.node.wire import unexpected
 from tasks.protocol.auth import Caller
-from tasks.protocol.client import CHANNEL_OPTIONS, RUN
+from tasks.protocol.client import ASK, CHANNEL_OPTIONS, RUN
 from tasks.protocol.inference_pb2 import (
     LOADING,
     READY,
@@ -75,8 +75,8 @@ class Runner:
         self.child: Child | None = None
         self.channel = grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL_OPTIONS)
         self.stub = InferenceStub(self.channel)  # type: ignore[no-untyped-call]
-        self.run_unary: Any = self.channel.unary_unary(RUN)  # bytes in, bytes out
-        self.run_stream: Any = self.channel.stream_stream(RUN)
+        self.ask: Any = self.channel.unary_unary(ASK)  # bytes in, bytes out
+        self.run: Any = self.channel.stream_stream(RUN)
         self.tasks: set[asyncio.Task[None]] = set()
 
     @property

@@ -12,9 +12,9 @@ import grpc
 import grpc.aio
 
 from blocks.catalogue import Catalogue, Model
-from blocks.errors import InvalidRequest, NotAdmitted, NotFound, RunnerDied, SmiError, Unavailable
+from blocks.errors import NotAdmitted, NotFound, RunnerDied, SmiError, Unavailable
 from deployments.node.runners import Runner, Runners
-from deployments.node.wire import Beats, Context, each, error_event, unexpected
+from deployments.node.wire import Beats, Context, each, error_event, header_of, unexpected
 from tasks.protocol.auth import node_proof
 from tasks.protocol.inference_pb2 import (
     Done,
@@ -56,6 +56,7 @@ class Node:
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
         return {
             "Run": grpc.stream_stream_rpc_method_handler(self.run),
+            "Ask": unary(self.ask),
             "Watch": stream(self.watch, WatchRequest.FromString, NodeState.SerializeToString),
             "Load": stream(self.load, LoadRequest.FromString, Event.SerializeToString),
             "Unload": unary(self.unload, UnloadRequest.FromString, UnloadReply.SerializeToString),
@@ -64,29 +65,30 @@ class Node:
 
     async def run(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """`Run`: one request, by the runner of its model."""
+        last = await self._answer(await context.read(), context)
+        if last is not None:
+            await context.write(last)
+
+    async def ask(self, first: bytes, context: Context) -> bytes | None:
+        """`Ask`: one request without media, answered whole."""
+        return await self._answer(first, context, whole=True)
+
+    async def _answer(self, first: Any, context: Context, whole: bool = False) -> bytes | None:
+        """The only or last event; None when events have been passed on, the last one too."""
         self._active += 1
         self._quiet.clear()
         try:
-            last = await self._run(context)
+            return await self._by_runner(header_of(_request(first), whole), first, context)
         except SmiError as error:
-            last = error_event(error).SerializeToString()
+            return error_event(error).SerializeToString()
         except Exception as error:  # noqa: BLE001 (the boundary: a bug must reach the client as an event)
-            last = error_event(unexpected(error, "request")).SerializeToString()
+            return error_event(unexpected(error, "request")).SerializeToString()
         finally:
             self._active -= 1
             if not self._active:
                 self._quiet.set()
-        if last is not None:
-            await context.write(last)
 
-    async def _run(self, context: Context) -> bytes | None:
-        first = await context.read()
-        if first is grpc.aio.EOF:
-            raise InvalidRequest("a call starts with a header")
-        request = Request.FromString(first)
-        if not request.HasField("header"):
-            raise InvalidRequest("a call starts with a header")
-        header = request.header
+    async def _by_runner(self, header: Header, first: bytes, context: Context) -> bytes | None:
         model = self._model(header.model, header.task)
         runner = self._runners.get(model.name)
         if runner is None or not runner.loaded.done():
@@ -94,14 +96,14 @@ class Node:
             runner = await self._loaded(model, header, context)
             if header.deadline_s:
                 header.deadline_s = max(0.001, header.deadline_s - (time.monotonic() - started))
-                first = request.SerializeToString()
+                first = Request(header=header).SerializeToString()
         else:
             runner = await self._runners.claim(model)
         try:
             if header.stream or header.media:
                 await self._pass_on(first, header, runner, context)
                 return None
-            answer: bytes = await runner.run_unary(first, metadata=self._runners.metadata())
+            answer: bytes = await runner.ask(first, metadata=self._runners.metadata())
             return answer
         except grpc.aio.AioRpcError as error:
             raise await self._told(error, runner) from error
@@ -137,7 +139,7 @@ class Node:
             raise Unavailable(f"{model.name} is still loading; try again", retry_after=5) from None
 
     async def _pass_on(self, first: bytes, header: Header, runner: Runner, context: Context) -> None:
-        call: Any = runner.run_stream(metadata=self._runners.metadata())
+        call: Any = runner.run(metadata=self._runners.metadata())
         pump: asyncio.Task[None] | None = None
         try:
             await call.write(first)
@@ -220,6 +222,10 @@ class Node:
 
 def _died() -> RunnerDied:
     return RunnerDied("the model's process ended while it worked on this request; try again")
+
+
+def _request(first: Any) -> Request:
+    return Request() if first is grpc.aio.EOF else Request.FromString(first)
 
 
 @asynccontextmanager

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from blocks.errors import SmiError
+from blocks.errors import InvalidRequest, SmiError
 from tasks.protocol.auth import METADATA, Gate
-from tasks.protocol.inference_pb2 import Error, Event
+from tasks.protocol.inference_pb2 import Error, Event, Header, Request
 
 SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
@@ -76,6 +76,19 @@ class Beats:
                     await asyncio.wait_for(news.wait(), PULSE_S - GAP_S)
         finally:
             self._news.discard(news)
+
+
+def header_of(request: Request, whole: bool) -> Header:
+    """The header that a call starts with.
+
+    Raises:
+        InvalidRequest: there is none, or it asks `Ask` (`whole`) for what only `Run` can do.
+    """
+    if not request.HasField("header"):
+        raise InvalidRequest("a call starts with a header")
+    if whole and (request.header.stream or request.header.media):
+        raise InvalidRequest("`Ask` has one request and one answer; streams and media go by `Run`")
+    return request.header
 
 
 def error_event(error: SmiError) -> Event:

@@ -94,6 +94,11 @@ class Journal:
             batch.running = [r for r in self.open.values() if r.flow_run_id is None and r.started < late]
         return batch
 
+    def waiting(self) -> int:
+        """Bytes that are not taken yet."""
+        sizes = [segment_path(self.folder, n).stat().st_size for n in self._numbers() if n >= self.segment]
+        return sum(sizes) - self.offset
+
     def commit(self) -> None:
         """Move the checkpoint behind what was taken, and delete segments that lie before it."""
         state = {

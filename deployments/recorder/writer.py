@@ -21,7 +21,7 @@ TICK_S = 0.4
 ADOPT_S = 2.0
 STATUS_S = 1.0
 BACKOFF_S = (0.1, 2.0)
-BREATH = 0.5  # while catching up: pause for this share of the time that a batch took
+BREATH, LONG_BREATH = 0.5, 3.0  # while catching up: pause for this multiple of the time that a batch took
 PATIENCE = 4  # times that a batch may meet a 500 before it is searched for a run that causes it
 
 log = logging.getLogger("smi.recorder")
@@ -43,7 +43,7 @@ class Writer:
         """Write what is there and what comes, until all of a dead API's spool is written."""
         while True:
             ended = dead.is_set()
-            begun, position = time.monotonic(), self.journal.lines
+            begun, position, waiting = time.monotonic(), self.journal.lines, self.journal.waiting()
             batch = self.journal.take(ended)
             if batch:
                 await self._write(batch)
@@ -54,8 +54,9 @@ class Writer:
             await self._confirm()
             if self.journal.lines - position < BATCH_LINES:
                 await pause(TICK_S, dead)
-            else:  # more is waiting; leave Prefect time for others
-                await asyncio.sleep(BREATH * (time.monotonic() - begun))
+            else:  # more is waiting; leave time for others, the more while live requests outrun us
+                breath = BREATH if self.journal.waiting() <= waiting else LONG_BREATH
+                await asyncio.sleep(breath * (time.monotonic() - begun))
 
     async def _confirm(self) -> None:
         """Go on only while Prefect keeps up with the steps."""

@@ -111,6 +111,7 @@ class _Up:
             command,
             {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC"},
             lambda: postgres.answers(folder),
+            nice=postgres.NICE,
             stop_sign=signal.SIGINT,  # PostgreSQL's fast shutdown
             stop_s=8,  # it writes all to disk
             kill_sign=signal.SIGQUIT,  # and its immediate one: its log is replayed at the next start

@@ -23,6 +23,7 @@ from blocks.errors import ConfigurationError
 from blocks.settings import default_home
 
 USER = "smi-postgres"
+NICE = 5  # most of what it does is keeping Prefect's records
 SOCKET = ".s.PGSQL.5432"
 LONGEST_SOCKET_PATH = 107  # bytes: Linux' sockaddr_un, less its final zero
 HERE = Path("/proc/self/cwd")

@@ -1,7 +1,8 @@
 """Who runs: pids, start times and ports, in the home folder's state.json.
 
 A pid alone may by now be somebody else's; a pid with its start time is that process or none. Every child
-leads a session of its own, so what it started in turn is found by its session.
+leads a session of its own, so what it started in turn is found by its session. A child's environment says
+whose it is, for a `smi up` that is killed between starting a child and writing it down.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import psutil
 
 from blocks.errors import ConfigurationError
 
+SERVICE, HOME = "SMI_SERVICE", "SMI_HOME"  # in every child's environment
 SAME_START_S = 1.5  # the kernel's boot time, and so psutil's start times, may move by a second
 
 
@@ -121,7 +123,18 @@ def members(recorded: Recorded, home: Path) -> list[psutil.Process]:
 
 
 def _ours(process: psutil.Process, home: Path) -> bool:
-    return process.environ().get("SMI_HOME") == str(home) or "postgres" in process.name()
+    environment = process.environ()
+    return SERVICE in environment and environment.get(HOME) == str(home)
+
+
+def unrecorded(home: Path) -> dict[psutil.Process, Recorded]:
+    """What was started by a `smi up` that was killed before it could write it down."""
+    found = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
+            if process.pid != os.getpid() and _ours(process, home):
+                found[process] = Recorded.of(process.environ()[SERVICE], process.pid)
+    return found
 
 
 def stop_leftovers(home: Path) -> list[Recorded]:
@@ -132,7 +145,9 @@ def stop_leftovers(home: Path) -> list[Recorded]:
         if found:
             left.append(recorded)
             end(found, signal.SIGINT if recorded.name == "postgres" else signal.SIGTERM, grace_s=5)
-    return left
+    strays = unrecorded(home)
+    end(strays, signal.SIGTERM, grace_s=5)
+    return left + list(strays.values())
 
 
 def end(processes: Iterable[psutil.Process], sign: signal.Signals, grace_s: float) -> None:

@@ -15,7 +15,7 @@ from typing import IO, Any
 import psutil
 
 from blocks.errors import SmiError
-from deployments.up.processes import Recorded, State, end, members
+from deployments.up.processes import HOME, SERVICE, Recorded, State, end, members
 
 LARGEST_LOG = 5_000_000  # bytes; a larger one becomes NAME.log.1 at the next start
 BACK_OFF_S = (0.5, 1, 2, 5, 10, 30)
@@ -83,7 +83,7 @@ class Supervisor:
         with open_log(self.log(name)) as log:
             process = await asyncio.create_subprocess_exec(
                 *command,
-                env=environment,
+                env=self._marked(name, environment),
                 cwd=self.home,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -112,6 +112,10 @@ class Supervisor:
         for service in sorted(self._services, key=lambda service: ORDER.index(service.name), reverse=True):
             await self._stop(service, hurry)
 
+    def _marked(self, name: str, environment: dict[str, str]) -> dict[str, str]:
+        """By which a child is found again if we are killed before it is recorded."""
+        return {**environment, SERVICE: name, HOME: str(self.home)}
+
     def log(self, name: str) -> Path:
         return self.home / "logs" / f"{name}.log"
 
@@ -119,7 +123,7 @@ class Supervisor:
         with open_log(self.log(service.name)) as log:
             service.process = await asyncio.create_subprocess_exec(
                 *service.command,
-                env=service.environment,
+                env=self._marked(service.name, service.environment),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -129,7 +133,7 @@ class Supervisor:
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended at once: whoever waits for it says so
             self._record(Recorded.of(service.name, service.process.pid, service.port))
             if service.nice:
-                psutil.Process(service.process.pid).nice(service.nice)
+                be_nice(service.process.pid, service.nice)
 
     async def _until_ready(self, service: Service) -> None:
         assert service.process is not None
@@ -192,6 +196,13 @@ class Supervisor:
         recorded = self.state.processes.get(service.name)
         if recorded is not None:
             end(members(recorded, self.home), signal.SIGTERM, grace_s=2)
+
+
+def be_nice(pid: int, nice: int) -> None:
+    """Lower a process's claim to the CPU, also where the kernel weighs whole sessions (autogroup)."""
+    psutil.Process(pid).nice(nice)
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
 def open_log(path: Path) -> IO[bytes]:

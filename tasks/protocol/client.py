@@ -25,7 +25,9 @@ CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 ]
-RUN = "/smi.Inference/Run"
+RUN, ASK = "/smi.Inference/Run", "/smi.Inference/Ask"
+
+CLOSE_S = 5.0
 
 OnEvent = Callable[[Event], Awaitable[None]]
 
@@ -37,6 +39,7 @@ class Client:
         self._caller = Caller(join_token)
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._calls: dict[tuple[str, str], Any] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     def channel(self, target: str) -> grpc.aio.Channel:
         if target not in self._channels:
@@ -46,13 +49,24 @@ class Client:
     def stub(self, target: str) -> InferenceStub:
         return InferenceStub(self.channel(target))  # type: ignore[no-untyped-call]
 
-    def _run(self, target: str, kind: str) -> Any:
-        """`Run` as a call of `kind`: one message each way is a unary call on the wire, at half the cost."""
+    def _call(self, target: str, method: str, kind: str) -> Any:
+        """`method` as a call of `kind`; one request makes a `unary_...` call of a streamed method, too."""
         if (target, kind) not in self._calls:
             self._calls[target, kind] = getattr(self.channel(target), kind)(
-                RUN, request_serializer=Request.SerializeToString, response_deserializer=Event.FromString
+                method, request_serializer=Request.SerializeToString, response_deserializer=Event.FromString
             )
         return self._calls[target, kind]
+
+    def _forget(self, target: str) -> None:
+        """Close the channel to a runner that is gone: its socket's path does not come back."""
+        channel = self._channels.pop(target, None)
+        for call in [call for call in self._calls if call[0] == target]:
+            del self._calls[call]
+        if channel is not None:
+            # With grace: calls that are still out end by themselves, as broken and not as cancelled.
+            closing = asyncio.create_task(channel.close(CLOSE_S))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
 
     def metadata(self, audience: str) -> tuple[tuple[str, str]]:
         return self._caller.metadata(audience)
@@ -60,7 +74,7 @@ class Client:
     async def close(self) -> None:
         channels, self._channels = self._channels, {}
         self._calls.clear()
-        await asyncio.gather(*(channel.close() for channel in channels.values()))
+        await asyncio.gather(*(channel.close() for channel in channels.values()), *self._closing)
 
     async def run(
         self,
@@ -83,14 +97,16 @@ class Client:
         try:
             if media is not None:
                 requests = _requests(header, media)
-                events = self._run(target, "stream_stream")(requests, metadata=metadata, timeout=timeout)
+                events = self._call(target, RUN, "stream_stream")(
+                    requests, metadata=metadata, timeout=timeout
+                )
             elif header.stream:
-                events = self._run(target, "unary_stream")(
+                events = self._call(target, RUN, "unary_stream")(
                     Request(header=header), metadata=metadata, timeout=timeout
                 )
             else:
-                unary = self._run(target, "unary_unary")
-                return _done(await unary(Request(header=header), metadata=metadata, timeout=timeout))
+                ask = self._call(target, ASK, "unary_unary")
+                return _done(await ask(Request(header=header), metadata=metadata, timeout=timeout))
             async for event in events:
                 kind = event.WhichOneof("event")
                 if kind in ("done", "error"):
@@ -99,6 +115,8 @@ class Client:
                 if on_event is not None:
                     await on_event(event)
         except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.UNAVAILABLE and target.startswith("unix:"):
+                self._forget(target)
             raise _told(error, begun, audience) from error
         raise RunnerDied(f"node {audience} ended the answer without saying that it is whole")
 

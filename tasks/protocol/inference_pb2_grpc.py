@@ -39,6 +39,11 @@ class InferenceStub:
                 request_serializer=tasks_dot_protocol_dot_inference__pb2.Request.SerializeToString,
                 response_deserializer=tasks_dot_protocol_dot_inference__pb2.Event.FromString,
                 _registered_method=True)
+        self.Ask = channel.unary_unary(
+                '/smi.Inference/Ask',
+                request_serializer=tasks_dot_protocol_dot_inference__pb2.Request.SerializeToString,
+                response_deserializer=tasks_dot_protocol_dot_inference__pb2.Event.FromString,
+                _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/smi.Inference/Watch',
                 request_serializer=tasks_dot_protocol_dot_inference__pb2.WatchRequest.SerializeToString,
@@ -69,6 +74,13 @@ class InferenceServicer:
         of at most 1 MiB, and half-closes; gRPC's flow control holds the chunks back until they are read.
         The server answers with events and ends with Done or Error; if `header.stream` is false, with that
         one event only. Cancelling the call cancels the driver.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Ask(self, request, context):
+        """The same for a request without media whose answer is wanted whole: Done or Error. Half the cost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,6 +119,11 @@ def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Run': grpc.stream_stream_rpc_method_handler(
                     servicer.Run,
+                    request_deserializer=tasks_dot_protocol_dot_inference__pb2.Request.FromString,
+                    response_serializer=tasks_dot_protocol_dot_inference__pb2.Event.SerializeToString,
+            ),
+            'Ask': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ask,
                     request_deserializer=tasks_dot_protocol_dot_inference__pb2.Request.FromString,
                     response_serializer=tasks_dot_protocol_dot_inference__pb2.Event.SerializeToString,
             ),
@@ -156,6 +173,33 @@ class Inference:
             request_iterator,
             target,
             '/smi.Inference/Run',
+            tasks_dot_protocol_dot_inference__pb2.Request.SerializeToString,
+            tasks_dot_protocol_dot_inference__pb2.Event.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ask(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/smi.Inference/Ask',
             tasks_dot_protocol_dot_inference__pb2.Request.SerializeToString,
             tasks_dot_protocol_dot_inference__pb2.Event.FromString,
             options,

@@ -150,12 +150,15 @@ def test_kill_9_of_up_then_up_again_reclaims_and_down_stops(folder, smi_command)
     assert smi_command("status", "--home", str(home)).returncode == 3
 
 
-def test_down_stops_what_a_killed_up_left(folder, smi_command):
+def test_down_stops_what_a_killed_up_left_even_unrecorded(folder, smi_command):
     home = folder / "left"
     with starting(home, "prefect"):
         pass
     left = recorded(home)
     assert left
+    state = State.read(home)
+    del state.processes["prefect"]  # as if it had been killed just before it wrote this down
+    state.write(home)
     assert "stopped: " in smi_command("down", "--home", str(home)).stderr
     assert [process for process in left if process.is_running()] == []
 

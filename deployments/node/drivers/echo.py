@@ -17,6 +17,7 @@ from blocks.errors import LoadFailed
 from deployments.node.drivers.base import ChatDriver, End, Piece, Prompt
 from tasks.protocol.shapes import ChatParameters
 
+TURN = 16  # words after which others may have their turn
 WORD = re.compile(r"\s*\S+|\s+")
 
 
@@ -74,5 +75,7 @@ class EchoDriver(ChatDriver):
             raise
 
     async def _pace(self, started: float, number: int) -> None:
-        pace = self.options.tokens_per_second
-        await asyncio.sleep(started + number / pace - time.monotonic() if pace else 0)
+        if pace := self.options.tokens_per_second:
+            await asyncio.sleep(started + number / pace - time.monotonic())
+        elif number % TURN == TURN - 1:
+            await asyncio.sleep(0)
