@@ -11,18 +11,13 @@ from pydantic import Field
 from tasks.protocol.shapes import ChatParameters
 from tasks.text import Completion, generate
 
-_PARAMETERS = tuple(ChatParameters.model_fields)
-
 
 class ChatRequest(ChatParameters):
     """A conversation for a model, by its name or alias in the catalogue."""
 
     model: str = Field(min_length=1)
 
-    def parameters(self) -> ChatParameters:
-        return ChatParameters.model_construct(**{name: getattr(self, name) for name in _PARAMETERS})
-
 
 @flow(name="chat")
 async def chat(request: ChatRequest) -> Completion:
-    return await generate(request.model, request.parameters())
+    return await generate(request.model, request)

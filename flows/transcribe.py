@@ -16,12 +16,7 @@ class TranscribeRequest(TranscriptionParameters):
     model: str = Field(min_length=1)
     file: Media
 
-    def parameters(self) -> TranscriptionParameters:
-        return TranscriptionParameters(
-            language=self.language, prompt=self.prompt, temperature=self.temperature
-        )
-
 
 @flow(name="transcribe")
 async def transcribe(request: TranscribeRequest) -> TranscriptionResult:
-    return await hear(request.model, request.file, request.parameters())
+    return await hear(request.model, request.file, request)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prefect.runtime import flow_run
-from pydantic import BaseModel
 
 from blocks.errors import OutOfMemory, Unavailable
 from blocks.storage import Media
@@ -20,6 +19,7 @@ from tasks.fleet import Node, Runner, current_fleet
 from tasks.live import current, label
 from tasks.protocol.client import OnEvent
 from tasks.protocol.inference_pb2 import HIGH, LOW, NORMAL, Done, Header
+from tasks.protocol.shapes import Parameters
 from tasks.step import step
 
 Priority = Literal["high", "normal", "low"]
@@ -112,7 +112,7 @@ async def dispatch(need: Need, excluded: Collection[str] = ()) -> Placement:
 async def infer(
     task: str,
     model: str,
-    parameters: BaseModel,
+    parameters: Parameters,
     *,
     media: Media | None = None,
     on_event: OnEvent | None = None,
@@ -136,7 +136,7 @@ async def infer(
         request_id=_request_id(),
         model=entry.name,
         task=task,
-        parameters=parameters.model_dump_json(exclude_none=True).encode(),
+        parameters=parameters.wire(),
         priority=WIRE_PRIORITY[priority],
         deadline_s=deadline_s,
         stream=on_event is not None,

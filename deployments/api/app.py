@@ -9,12 +9,13 @@ import gc
 import importlib.metadata
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI
 
 from blocks.settings import Settings
 from deployments.api import audio, chat, jobs, models, system
-from deployments.api.direct import DirectRoute
+from deployments.api.direct import DirectRoutes
 from deployments.api.docs import document, takes_form, takes_json
 from deployments.api.errors import add_error_handlers
 from deployments.api.keys import Keys
@@ -54,7 +55,6 @@ def _add_live_routes(app: FastAPI) -> None:
         tags=["chat"],
         summary="Answer a conversation",
         response_model=None,
-        route_class_override=DirectRoute,
         openapi_extra=takes_json(chat.ChatCompletionRequest),
     )
     app.router.add_api_route(
@@ -64,12 +64,11 @@ def _add_live_routes(app: FastAPI) -> None:
         tags=["audio"],
         summary="Write down what is said in a recording",
         response_model=None,
-        route_class_override=DirectRoute,
         openapi_extra=takes_form(audio.TranscriptionForm, file="the recording: any container FFmpeg reads"),
     )
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings) -> DirectRoutes:
     """The API of one installation. Needs `database_url`, `prefect_url`, `prefect_auth`, `join_token`.
 
     Raises:
@@ -95,4 +94,5 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(RequestMiddleware, keys=state.keys, metrics=state.metrics)
     add_error_handlers(app)
     document(app)
-    return app
+    live = (chat.create_chat_completion, audio.create_transcription)
+    return DirectRoutes(app, live, partial(RequestMiddleware, keys=state.keys, metrics=state.metrics))

@@ -129,7 +129,7 @@ class Runners:
         """Begin the imports that all runners share, in the background."""
         self._forkserver.warm_up()
 
-    def metadata(self) -> tuple[tuple[str, str]]:
+    def metadata(self) -> grpc.aio.Metadata:
         return self._caller.metadata(self._name)
 
     def all(self) -> list[Runner]:

@@ -10,6 +10,8 @@ import hashlib
 import hmac
 import time
 
+from grpc.aio import Metadata
+
 METADATA = "x-smi-proof"
 LIFETIME_S = 60
 
@@ -34,14 +36,15 @@ class Caller:
 
     def __init__(self, token: str) -> None:
         self._token = token
-        self._proofs: dict[str, tuple[float, tuple[tuple[str, str]]]] = {}
+        self._proofs: dict[str, tuple[float, Metadata]] = {}
 
-    def metadata(self, audience: str) -> tuple[tuple[str, str]]:
+    def metadata(self, audience: str) -> Metadata:
         now = time.time()
-        renew, metadata = self._proofs.get(audience, (0.0, (("", ""),)))
-        if now >= renew:
-            metadata = ((METADATA, call_proof(self._token, audience, now)),)
-            self._proofs[audience] = (now + LIFETIME_S / 2, metadata)
+        known = self._proofs.get(audience)
+        if known is not None and now < known[0]:
+            return known[1]
+        metadata = Metadata((METADATA, call_proof(self._token, audience, now)))
+        self._proofs[audience] = (now + LIFETIME_S / 2, metadata)
         return metadata
 
 

@@ -68,7 +68,7 @@ class Client:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
-    def metadata(self, audience: str) -> tuple[tuple[str, str]]:
+    def metadata(self, audience: str) -> grpc.aio.Metadata:
         return self._caller.metadata(audience)
 
     async def close(self) -> None:

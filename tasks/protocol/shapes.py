@@ -5,7 +5,7 @@ Kept apart from the steps so that a runner's process need not import Prefect.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -25,6 +25,22 @@ def _flat(content: Any) -> Any:
     return "\n".join(texts)
 
 
+class Parameters(BaseModel):
+    """What an adapter is told. A request of the API may be a subclass with fields of its own."""
+
+    model_config = ConfigDict(extra="forbid")
+    _wired: ClassVar[set[str]] = set()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        if Parameters in cls.__bases__:
+            cls._wired = set(cls.model_fields)
+
+    def wire(self) -> bytes:
+        """JSON of the adapter's own fields, for `Header.parameters`."""
+        return self.model_dump_json(include=self._wired, exclude_none=True).encode()
+
+
 class Message(BaseModel):
     """One turn of a conversation."""
 
@@ -39,10 +55,8 @@ def _as_list(stop: Any) -> Any:
     return [stop] if isinstance(stop, str) else stop
 
 
-class ChatParameters(BaseModel):
+class ChatParameters(Parameters):
     """Adapter `chat`. OpenAI's names and meanings."""
-
-    model_config = ConfigDict(extra="forbid")
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -59,10 +73,8 @@ class ChatResult(BaseModel):
     text: str
 
 
-class TranscriptionParameters(BaseModel):
+class TranscriptionParameters(Parameters):
     """Adapter `transcription`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     language: str | None = Field(None, description="ISO 639-1; found out when absent")
     prompt: str | None = None

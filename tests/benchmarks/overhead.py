@@ -43,6 +43,7 @@ from tasks.protocol.inference_pb2 import Header
 from tasks.protocol.shapes import ChatParameters, Message
 
 TEXT = "one two three four five six seven eight"
+CLIENTS, BURST_S = 16, 1.0
 PACE = 50  # tokens per second of a stream
 PORTS = ["--port", "0", "--node-port", "0", "--prefect-port", "0"]
 MODELS = f"""
@@ -131,7 +132,7 @@ async def warm(*targets: Target) -> None:
     async with asyncio.timeout(120):
         for target in targets:
             await one_by_one(target, 100)
-            await together(target, 16, 0.5, stream=True)
+            await together(target, CLIENTS, 0.5, stream=True)
 
 
 async def recorded(settings: Settings, expected: int) -> int:
@@ -164,16 +165,16 @@ async def measure(up: dict[str, Any], home: Path, rounds: int) -> dict[str, floa
             figures["direct"].append(median(await direct.one_by_one(200)))
             figures["bare"].append(median(await one_by_one(bare, 200)))
             figures["smi"].append(median(await one_by_one(smi, 200)))
-            count, seconds, _ = await together(bare, 16, 2)
+            count, seconds, _ = await together(bare, CLIENTS, BURST_S)
             figures["bare_rps"].append(count / seconds)
             before = sum(api.cpu_times()[:2])
-            count, seconds, _ = await together(smi, 16, 2)
+            count, seconds, _ = await together(smi, CLIENTS, BURST_S)
             figures["cpu"].append((sum(api.cpu_times()[:2]) - before) * 1000 / count)
             figures["smi_rps"].append(count / seconds)
             answered += count + 200
-            _, _, firsts = await together(bare, 16, 2, stream=True)
+            _, _, firsts = await together(bare, CLIENTS, BURST_S, stream=True)
             figures["bare_ttft"].append(median(firsts))
-            count, _, firsts = await together(paced, 16, 2, stream=True)
+            count, _, firsts = await together(paced, CLIENTS, BURST_S, stream=True)
             figures["smi_ttft"].append(median(firsts))
             answered += count
     await fleet.stop()
