@@ -90,7 +90,7 @@ def fields(form: FormData) -> TranscriptionForm:
     try:
         return TranscriptionForm.model_validate(known)
     except ValidationError as error:
-        raise told(error.errors(include_input=False, include_url=False)[0]) from None
+        raise told(error) from None
 
 
 def file_of(form: FormData) -> UploadFile:

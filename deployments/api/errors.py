@@ -64,11 +64,16 @@ def parse(model: type[M], body: bytes) -> M:
     try:
         return model.model_validate_json(body, strict=True)
     except ValidationError as error:
-        raise told(error.errors(include_input=False, include_url=False)[0]) from None
+        raise told(error) from None
 
 
-def told(detail: ErrorDetails) -> InvalidRequest:
-    """One of pydantic's errors in our words."""
+def told(error: ValidationError) -> InvalidRequest:
+    """What is wrong first of all: a name that does not exist, which also explains what is missing."""
+    details = error.errors(include_input=False, include_url=False)
+    return _in_words(min(details, key=lambda detail: detail["type"] != "extra_forbidden"))
+
+
+def _in_words(detail: ErrorDetails) -> InvalidRequest:
     if detail["type"] == "json_invalid":
         return InvalidRequest(f"the body is not JSON: {detail['ctx']['error']}")
     param = path(detail["loc"])
@@ -110,7 +115,7 @@ async def _http_error(request: Request, error: Any) -> Response:
 async def _validation_error(request: Request, error: Any) -> Response:
     detail = dict(error.errors()[0])
     detail["loc"] = detail["loc"][1:]  # "body", "query", "path"
-    return error_response(told(detail))  # type: ignore[arg-type]
+    return error_response(_in_words(detail))  # type: ignore[arg-type]
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -22,7 +22,7 @@ def parsed(model: type[M], values: Any, strict: bool = False) -> M:
     try:
         return model.model_validate(values, strict=strict)
     except ValidationError as error:
-        raise told(error.errors(include_url=False, include_input=False)[0]) from None
+        raise told(error) from None
 
 
 def heaviest_model(entry: Entry, request: BaseModel, catalogue: Catalogue) -> str:

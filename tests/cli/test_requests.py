@@ -46,7 +46,7 @@ def test_run_refuses_what_is_no_request(smi, smi_command):
     for request, said in (
         ("{", "not JSON"),
         ("[]", "must be an object"),
-        ('{"messages": [], "modle": 1}', "modle"),
+        ('{"messages": [], "modle": "echo"}', "'modle' is not a parameter"),
     ):
         answer = smi_command(
             *("run", "chat", "--request", request, "--home", str(smi.home)), env={"OPENAI_API_KEY": smi.key}

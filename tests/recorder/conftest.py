@@ -127,9 +127,9 @@ async def prefect(prefect_settings: Settings) -> AsyncIterator[Prefect]:
 
 
 @pytest.fixture
-def prefect_settings(tmp_path: Path) -> Settings:
+def prefect_settings(tmp_path: Path, smi: Any) -> Settings:
     """A home of its own, and the session's Prefect."""
-    return load_settings(home=tmp_path)
+    return load_settings(home=tmp_path, prefect_url=smi.prefect_url, prefect_auth=smi.prefect_auth)
 
 
 @pytest.fixture
