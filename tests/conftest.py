@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+import openai
 import psutil
 import pytest
 
@@ -136,6 +138,34 @@ def smi(folder: Path) -> Iterator[Installation]:
     running = start(folder / "smi")
     yield running
     assert running.stop() == []
+
+
+@pytest.fixture
+async def http(smi: Installation) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(
+        base_url=smi.url, headers={"Authorization": f"Bearer {smi.key}"}, timeout=60, trust_env=False
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(smi: Installation) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{smi.url}/v1",
+        api_key=smi.key,
+        max_retries=0,
+        http_client=httpx.AsyncClient(trust_env=False, timeout=60),
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+async def prefect(smi: Installation) -> AsyncIterator[httpx.AsyncClient]:
+    user, _, password = smi.prefect_auth.partition(":")
+    async with httpx.AsyncClient(
+        base_url=smi.prefect_url, auth=(user, password), timeout=60, trust_env=False
+    ) as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

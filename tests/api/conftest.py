@@ -1,4 +1,4 @@
-"""Clients of a whole installation."""
+"""The node of a whole installation."""
 
 from __future__ import annotations
 
@@ -6,32 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
-import openai
 import pytest
 
 from blocks.settings import load_settings
 from tasks.fleet import Fleet
 from tasks.protocol.inference_pb2 import RunnerState, WatchRequest
-
-
-@pytest.fixture
-async def http(smi: Any) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(
-        base_url=smi.url, headers={"Authorization": f"Bearer {smi.key}"}, timeout=60, trust_env=False
-    ) as client:
-        yield client
-
-
-@pytest.fixture
-async def client(smi: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{smi.url}/v1",
-        api_key=smi.key,
-        max_retries=0,
-        http_client=httpx.AsyncClient(trust_env=False, timeout=60),
-    ) as client:
-        yield client
 
 
 class Node:

@@ -1,4 +1,4 @@
-"""Clients of a whole installation, and headless Chromium on Prefect's UI, over its DevTools protocol."""
+"""Headless Chromium on Prefect's UI, over its DevTools protocol."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
@@ -104,34 +103,6 @@ async def _port(file: Path) -> int:
         while not file.exists() or not file.read_text():
             await asyncio.sleep(0.1)
     return int(file.read_text().splitlines()[0])
-
-
-@pytest.fixture
-async def http(smi: Any) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(
-        base_url=smi.url, headers={"Authorization": f"Bearer {smi.key}"}, timeout=60, trust_env=False
-    ) as client:
-        yield client
-
-
-@pytest.fixture
-async def prefect(smi: Any) -> AsyncIterator[httpx.AsyncClient]:
-    user, _, password = smi.prefect_auth.partition(":")
-    async with httpx.AsyncClient(
-        base_url=smi.prefect_url, auth=(user, password), timeout=60, trust_env=False
-    ) as client:
-        yield client
-
-
-@pytest.fixture
-async def client(smi: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{smi.url}/v1",
-        api_key=smi.key,
-        max_retries=0,
-        http_client=httpx.AsyncClient(trust_env=False, timeout=60),
-    ) as client:
-        yield client
 
 
 @pytest.fixture
