@@ -18,6 +18,7 @@ from blocks.errors import ContextLengthExceeded, InvalidRequest, LoadFailed, Out
 from deployments.node.drivers.base import ChatDriver, End, Piece, Prompt
 from deployments.node.drivers.detokeniser import Detokeniser
 from deployments.node.drivers.options import default_threads, read_options
+from deployments.node.drivers.prompt import Turn, prompt_tokens
 from deployments.node.drivers.sampling import Sampler
 from deployments.node.drivers.weights import cached, fingerprint, resolve
 from tasks.protocol.shapes import ChatParameters
@@ -171,17 +172,16 @@ class TransformersDriver(ChatDriver):
     def _tokens(self, parameters: ChatParameters) -> list[int]:
         from jinja2 import TemplateError
 
-        turns = [
+        turns: list[Turn] = [
             {"role": "system" if turn.role == "developer" else turn.role, "content": turn.content}
             for turn in parameters.messages
         ]
         try:
-            encoded = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)
+            return prompt_tokens(self.tokenizer, turns)
         except TemplateError as error:
             raise InvalidRequest(
                 f"model {self.model.name!r} does not take these turns: {error.message}", param="messages"
             ) from None
-        return list(encoded["input_ids"])
 
     def _room(self, prompt: int, asked: int | None) -> int:
         room = self.context - prompt
