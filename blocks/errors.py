@@ -13,7 +13,8 @@ class SmiError(Exception):
     """Something the user is told. `message` names the bad value and what would be right.
 
     Args:
-        message: for the user; never a prompt, a secret or a stack trace.
+        message: for the user, records and logs; never a prompt, a secret or a stack trace.
+        detail: for the user alone: what another system said, which may quote the request.
         param: the request's parameter at fault, by its path (`messages[0].role`).
         retry_after: seconds after which trying again makes sense.
     """
@@ -24,11 +25,29 @@ class SmiError(Exception):
     grpc_status: ClassVar[str] = "INTERNAL"
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after: float | None = None,
+        detail: str = "",
+    ) -> None:
+        self.message = storable(message)
+        super().__init__(self.message)
+        self.param = storable(param) if param is not None else None
         self.retry_after = retry_after
+        self.detail = storable(detail)
+
+    @property
+    def whole(self) -> str:
+        """Message and detail, for the user."""
+        return f"{self.message}: {self.detail}" if self.detail else self.message
+
+
+def storable(text: str) -> str:
+    """`text` without what neither UTF-8 nor PostgreSQL takes: lone surrogates and NUL."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
 class InvalidRequest(SmiError):
@@ -159,7 +178,7 @@ _BY_CODE = {kind.code: kind for kind in reversed(_tree(SmiError))}
 
 
 def from_code(
-    code: str, message: str, *, param: str | None = None, retry_after: float | None = None
+    code: str, message: str, *, param: str | None = None, retry_after: float | None = None, detail: str = ""
 ) -> SmiError:
     """The exception that `code` names on the wire; an unknown code is a plain `SmiError`."""
-    return _BY_CODE.get(code, SmiError)(message, param=param, retry_after=retry_after)
+    return _BY_CODE.get(code, SmiError)(message, param=param, retry_after=retry_after, detail=detail)

@@ -7,7 +7,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from blocks.storage import Media
 from tasks.audio import hear
-from tasks.protocol.shapes import ChatParameters, Message, TranscriptionParameters
+from tasks.protocol.shapes import (
+    ChatParameters,
+    ChatTemperature,
+    MaxTokens,
+    Message,
+    Seed,
+    TranscriptionParameters,
+)
 from tasks.text import Completion, generate
 
 
@@ -20,9 +27,9 @@ class ConverseRequest(BaseModel):
     model: str = ""
     transcription_model: str = ""
     instructions: str | None = Field(None, description="system message for the answer")
-    max_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=2)
-    seed: int | None = None
+    max_tokens: MaxTokens | None = None
+    temperature: ChatTemperature | None = None
+    seed: Seed | None = None
 
 
 class Conversation(BaseModel):

@@ -61,7 +61,13 @@ def content_free(error: Exception) -> SmiError:
     The lines of code that it came through go to this process's log.
     """
     if isinstance(error, SmiError):
-        return from_code(error.code, error.message, param=error.param, retry_after=error.retry_after)
+        return from_code(
+            error.code,
+            error.message,
+            param=error.param,
+            retry_after=error.retry_after,
+            detail=error.detail,
+        )
     log.error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
     return SmiError(f"unexpected {type(error).__name__}; the log of the process that ran it says where")
 

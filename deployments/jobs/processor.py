@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import httpx
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from blocks.errors import ModelNotFound, Unavailable
@@ -120,7 +120,15 @@ class Processor:
         jobs = {job.flow_run_id: job for job in running if job.flow_run_id}
         ended = await self.runs.ended(jobs.keys()) if jobs else []
         for run in ended:
-            await self._decide(jobs[run.id], run.state, run.state_name)
+            try:
+                await self._decide(jobs[run.id], run.state, run.state_name)
+            except (DBAPIError, ValueError) as error:
+                if isinstance(error, OperationalError | InterfaceError):
+                    raise  # the database is away; nothing is wrong with this job
+                # What one job left must not hold up the others.
+                log.error("%s: its end cannot be stored (%s)", run.id, type(error).__name__)
+                lost = Failure(code="internal_error", message="how the job ended could not be stored")
+                await self.jobs.end(jobs[run.id], "failed", lost)
         return {jobs[run.id].id for run in ended}
 
     async def _decide(self, job: Job, state: str, name: str) -> None:

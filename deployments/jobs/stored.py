@@ -60,7 +60,7 @@ class Failure(BaseModel):
 
     @classmethod
     def of(cls, error: SmiError) -> Failure:
-        return cls(code=error.code, message=error.message, param=error.param, retryable=error.retryable)
+        return cls(code=error.code, message=error.whole, param=error.param, retryable=error.retryable)
 
     def exception(self) -> SmiError:
         return from_code(self.code, self.message, param=self.param)

@@ -59,6 +59,7 @@ from tasks.protocol.inference_pb2 import (
 )
 from tasks.protocol.machine import machine_id
 
+LINGER_S = 0.15  # what is on its way to a runner that ends is still told so, and goes elsewhere
 UNLOAD_S = 5.0  # a driver's own unload may take so long
 log = logging.getLogger("smi.runner")
 
@@ -104,6 +105,7 @@ class Runner:
         await server.start()
         os.rename(f"{self._socket}~", self._socket)  # there once it can be called, and not before
         await self._over.wait()
+        await asyncio.sleep(LINGER_S)
         if self._driver is not None:
             unloading = asyncio.to_thread(self._driver.unload)
             try:

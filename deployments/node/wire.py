@@ -98,6 +98,7 @@ def error_event(error: SmiError) -> Event:
             message=error.message,
             param=error.param or "",
             retry_after=error.retry_after or 0,
+            detail=error.detail,
         )
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -28,6 +29,8 @@ CHANNEL_OPTIONS = [
 RUN, ASK = "/smi.Inference/Run", "/smi.Inference/Ask"
 
 CLOSE_S = 5.0
+CONNECT_S = 5.0
+BROKEN = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
 
 OnEvent = Callable[[Event], Awaitable[None]]
 
@@ -56,6 +59,27 @@ class Client:
                 method, request_serializer=Request.SerializeToString, response_deserializer=Event.FromString
             )
         return self._calls[target, kind]
+
+    async def _connect(self, target: str, audience: str) -> None:
+        """Have a connection first: a call that breaks on one may have been worked on, and is not tried again.
+
+        Raises:
+            NotAdmitted: none comes about.
+        """
+        channel = self.channel(target)
+        state = channel.get_state(try_to_connect=True)
+        if state is grpc.ChannelConnectivity.READY:
+            return
+        with suppress(TimeoutError, grpc.aio.UsageError):  # closed by another request that found it broken
+            async with asyncio.timeout(CONNECT_S):
+                while state not in BROKEN:
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state(try_to_connect=True)
+                    if state is grpc.ChannelConnectivity.READY:
+                        return
+        if target.startswith("unix:"):
+            self._forget(target)
+        raise NotAdmitted(f"node {audience} cannot be reached")
 
     def _forget(self, target: str) -> None:
         """Close the channel to a runner that is gone: its socket's path does not come back."""
@@ -91,9 +115,10 @@ class Client:
             RunnerDied: the connection broke after that.
             SmiError: what the node answered.
         """
+        await self._connect(target, audience)
         metadata = self.metadata(audience)
         timeout = header.deadline_s or None
-        begun = False
+        events: Any = None
         try:
             if media is not None:
                 requests = _requests(header, media)
@@ -111,13 +136,17 @@ class Client:
                 kind = event.WhichOneof("event")
                 if kind in ("done", "error"):
                     return _done(event)
-                begun = begun or kind != "progress"
                 if on_event is not None:
                     await on_event(event)
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNAVAILABLE and target.startswith("unix:"):
                 self._forget(target)
-            raise _told(error, begun, audience) from error
+            raise _told(error, audience) from error
+        except BaseException:
+            # We are cancelled, or fail, perhaps while handing an event on: then gRPC would never know.
+            if events is not None:
+                events.cancel()
+            raise
         raise RunnerDied(f"node {audience} ended the answer without saying that it is whole")
 
 
@@ -131,18 +160,20 @@ def _done(event: Event) -> Done:
     if event.WhichOneof("event") == "error":
         error = event.error
         raise from_code(
-            error.code, error.message, param=error.param or None, retry_after=error.retry_after or None
+            error.code,
+            error.message,
+            param=error.param or None,
+            retry_after=error.retry_after or None,
+            detail=error.detail,
         )
     return event.done
 
 
-def _told(error: grpc.aio.AioRpcError, begun: bool, audience: str) -> SmiError:
+def _told(error: grpc.aio.AioRpcError, audience: str) -> SmiError:
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"node {audience} did not answer within the request's deadline")
         case grpc.StatusCode.UNAUTHENTICATED:
             return ConfigurationError(f"node {audience} does not know our join token (SMI_JOIN_TOKEN)")
-        case grpc.StatusCode.UNAVAILABLE if not begun:
-            return NotAdmitted(f"node {audience} cannot be reached")
         case _:
             return RunnerDied("the model's process ended while it worked on this request; try again")

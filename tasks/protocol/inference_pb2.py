@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etasks/protocol/inference.proto\x12\x03smi\"A\n\x07Request\x12\x1d\n\x06header\x18\x01 \x01(\x0b\x32\x0b.smi.HeaderH\x00\x12\x0f\n\x05media\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\xb1\x01\n\x06Header\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04task\x18\x03 \x01(\t\x12\x12\n\nparameters\x18\x04 \x01(\x0c\x12\x1f\n\x08priority\x18\x05 \x01(\x0e\x32\r.smi.Priority\x12\x12\n\ndeadline_s\x18\x06 \x01(\x01\x12\x0e\n\x06policy\x18\x07 \x01(\t\x12\x0e\n\x06stream\x18\x08 \x01(\x08\x12\r\n\x05media\x18\t \x01(\x08\"\xa3\x01\n\x05\x45vent\x12!\n\x08progress\x18\x01 \x01(\x0b\x32\r.smi.ProgressH\x00\x12\x19\n\x04text\x18\x02 \x01(\x0b\x32\t.smi.TextH\x00\x12\x1b\n\x05media\x18\x03 \x01(\x0b\x32\n.smi.MediaH\x00\x12\x19\n\x04\x64one\x18\x04 \x01(\x0b\x32\t.smi.DoneH\x00\x12\x1b\n\x05\x65rror\x18\x05 \x01(\x0b\x32\n.smi.ErrorH\x00\x42\x07\n\x05\x65vent\";\n\x08Progress\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x10\n\x08\x66raction\x18\x02 \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"$\n\x04Text\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"+\n\x05Media\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x02 \x01(\t\"H\n\x04\x44one\x12\x15\n\rfinish_reason\x18\x01 \x01(\t\x12\x0e\n\x06result\x18\x02 \x01(\x0c\x12\x19\n\x05usage\x18\x03 \x01(\x0b\x32\n.smi.Usage\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\raudio_seconds\x18\x03 \x01(\x01\"J\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\x12\x13\n\x0bretry_after\x18\x04 \x01(\x01\"\x1d\n\x0cWatchRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"\xab\x01\n\tNodeState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\r\n\x05proof\x18\x03 \x01(\x0c\x12\x0f\n\x07machine\x18\x04 \x01(\t\x12\x14\n\x0cmemory_total\x18\x05 \x01(\x04\x12\x17\n\x0fmemory_reserved\x18\x06 \x01(\x04\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12!\n\x07runners\x18\x08 \x03(\x0b\x32\x10.smi.RunnerState\"\x86\x02\n\x0bRunnerState\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06socket\x18\x02 \x01(\t\x12\x19\n\x05stage\x18\x03 \x01(\x0e\x32\n.smi.Stage\x12\x0e\n\x06memory\x18\x04 \x01(\x04\x12\r\n\x05slots\x18\x05 \x01(\r\x12\x0e\n\x06\x61\x63tive\x18\x06 \x01(\r\x12\x0e\n\x06queued\x18\x07 \x01(\r\x12\x0e\n\x06idle_s\x18\x08 \x01(\x01\x12\x30\n\x08\x63ounters\x18\t \x03(\x0b\x32\x1e.smi.RunnerState.CountersEntry\x12\x0b\n\x03pid\x18\n \x01(\r\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1c\n\x0bLoadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"/\n\rUnloadRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07if_idle\x18\x02 \x01(\x08\"\r\n\x0bUnloadReply\"\"\n\x0c\x44rainRequest\x12\x12\n\ndeadline_s\x18\x01 \x01(\x01\"\x0c\n\nDrainReply*)\n\x08Priority\x12\n\n\x06NORMAL\x10\x00\x12\x08\n\x04HIGH\x10\x01\x12\x07\n\x03LOW\x10\x02*.\n\x05Stage\x12\x0b\n\x07LOADING\x10\x00\x12\t\n\x05READY\x10\x01\x12\r\n\tUNLOADING\x10\x02\x32\x84\x02\n\tInference\x12#\n\x03Run\x12\x0c.smi.Request\x1a\n.smi.Event(\x01\x30\x01\x12\x1f\n\x03\x41sk\x12\x0c.smi.Request\x1a\n.smi.Event\x12,\n\x05Watch\x12\x11.smi.WatchRequest\x1a\x0e.smi.NodeState0\x01\x12&\n\x04Load\x12\x10.smi.LoadRequest\x1a\n.smi.Event0\x01\x12.\n\x06Unload\x12\x12.smi.UnloadRequest\x1a\x10.smi.UnloadReply\x12+\n\x05\x44rain\x12\x11.smi.DrainRequest\x1a\x0f.smi.DrainReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1etasks/protocol/inference.proto\x12\x03smi\"A\n\x07Request\x12\x1d\n\x06header\x18\x01 \x01(\x0b\x32\x0b.smi.HeaderH\x00\x12\x0f\n\x05media\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\xb1\x01\n\x06Header\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04task\x18\x03 \x01(\t\x12\x12\n\nparameters\x18\x04 \x01(\x0c\x12\x1f\n\x08priority\x18\x05 \x01(\x0e\x32\r.smi.Priority\x12\x12\n\ndeadline_s\x18\x06 \x01(\x01\x12\x0e\n\x06policy\x18\x07 \x01(\t\x12\x0e\n\x06stream\x18\x08 \x01(\x08\x12\r\n\x05media\x18\t \x01(\x08\"\xa3\x01\n\x05\x45vent\x12!\n\x08progress\x18\x01 \x01(\x0b\x32\r.smi.ProgressH\x00\x12\x19\n\x04text\x18\x02 \x01(\x0b\x32\t.smi.TextH\x00\x12\x1b\n\x05media\x18\x03 \x01(\x0b\x32\n.smi.MediaH\x00\x12\x19\n\x04\x64one\x18\x04 \x01(\x0b\x32\t.smi.DoneH\x00\x12\x1b\n\x05\x65rror\x18\x05 \x01(\x0b\x32\n.smi.ErrorH\x00\x42\x07\n\x05\x65vent\";\n\x08Progress\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x10\n\x08\x66raction\x18\x02 \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"$\n\x04Text\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\r\"+\n\x05Media\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x14\n\x0c\x63ontent_type\x18\x02 \x01(\t\"H\n\x04\x44one\x12\x15\n\rfinish_reason\x18\x01 \x01(\t\x12\x0e\n\x06result\x18\x02 \x01(\x0c\x12\x19\n\x05usage\x18\x03 \x01(\x0b\x32\n.smi.Usage\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\raudio_seconds\x18\x03 \x01(\x01\"Z\n\x05\x45rror\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05param\x18\x03 \x01(\t\x12\x13\n\x0bretry_after\x18\x04 \x01(\x01\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\x1d\n\x0cWatchRequest\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"\xab\x01\n\tNodeState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04pool\x18\x02 \x01(\t\x12\r\n\x05proof\x18\x03 \x01(\x0c\x12\x0f\n\x07machine\x18\x04 \x01(\t\x12\x14\n\x0cmemory_total\x18\x05 \x01(\x04\x12\x17\n\x0fmemory_reserved\x18\x06 \x01(\x04\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12!\n\x07runners\x18\x08 \x03(\x0b\x32\x10.smi.RunnerState\"\x86\x02\n\x0bRunnerState\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x06socket\x18\x02 \x01(\t\x12\x19\n\x05stage\x18\x03 \x01(\x0e\x32\n.smi.Stage\x12\x0e\n\x06memory\x18\x04 \x01(\x04\x12\r\n\x05slots\x18\x05 \x01(\r\x12\x0e\n\x06\x61\x63tive\x18\x06 \x01(\r\x12\x0e\n\x06queued\x18\x07 \x01(\r\x12\x0e\n\x06idle_s\x18\x08 \x01(\x01\x12\x30\n\x08\x63ounters\x18\t \x03(\x0b\x32\x1e.smi.RunnerState.CountersEntry\x12\x0b\n\x03pid\x18\n \x01(\r\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x1c\n\x0bLoadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"/\n\rUnloadRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07if_idle\x18\x02 \x01(\x08\"\r\n\x0bUnloadReply\"\"\n\x0c\x44rainRequest\x12\x12\n\ndeadline_s\x18\x01 \x01(\x01\"\x0c\n\nDrainReply*)\n\x08Priority\x12\n\n\x06NORMAL\x10\x00\x12\x08\n\x04HIGH\x10\x01\x12\x07\n\x03LOW\x10\x02*.\n\x05Stage\x12\x0b\n\x07LOADING\x10\x00\x12\t\n\x05READY\x10\x01\x12\r\n\tUNLOADING\x10\x02\x32\x84\x02\n\tInference\x12#\n\x03Run\x12\x0c.smi.Request\x1a\n.smi.Event(\x01\x30\x01\x12\x1f\n\x03\x41sk\x12\x0c.smi.Request\x1a\n.smi.Event\x12,\n\x05Watch\x12\x11.smi.WatchRequest\x1a\x0e.smi.NodeState0\x01\x12&\n\x04Load\x12\x10.smi.LoadRequest\x1a\n.smi.Event0\x01\x12.\n\x06Unload\x12\x12.smi.UnloadRequest\x1a\x10.smi.UnloadReply\x12+\n\x05\x44rain\x12\x11.smi.DrainRequest\x1a\x0f.smi.DrainReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,10 +33,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RUNNERSTATE_COUNTERSENTRY']._loaded_options = None
   _globals['_RUNNERSTATE_COUNTERSENTRY']._serialized_options = b'8\001'
-  _globals['_PRIORITY']._serialized_start=1442
-  _globals['_PRIORITY']._serialized_end=1483
-  _globals['_STAGE']._serialized_start=1485
-  _globals['_STAGE']._serialized_end=1531
+  _globals['_PRIORITY']._serialized_start=1458
+  _globals['_PRIORITY']._serialized_end=1499
+  _globals['_STAGE']._serialized_start=1501
+  _globals['_STAGE']._serialized_end=1547
   _globals['_REQUEST']._serialized_start=39
   _globals['_REQUEST']._serialized_end=104
   _globals['_HEADER']._serialized_start=107
@@ -54,25 +54,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_USAGE']._serialized_start=670
   _globals['_USAGE']._serialized_end=750
   _globals['_ERROR']._serialized_start=752
-  _globals['_ERROR']._serialized_end=826
-  _globals['_WATCHREQUEST']._serialized_start=828
-  _globals['_WATCHREQUEST']._serialized_end=857
-  _globals['_NODESTATE']._serialized_start=860
-  _globals['_NODESTATE']._serialized_end=1031
-  _globals['_RUNNERSTATE']._serialized_start=1034
-  _globals['_RUNNERSTATE']._serialized_end=1296
-  _globals['_RUNNERSTATE_COUNTERSENTRY']._serialized_start=1249
-  _globals['_RUNNERSTATE_COUNTERSENTRY']._serialized_end=1296
-  _globals['_LOADREQUEST']._serialized_start=1298
-  _globals['_LOADREQUEST']._serialized_end=1326
-  _globals['_UNLOADREQUEST']._serialized_start=1328
-  _globals['_UNLOADREQUEST']._serialized_end=1375
-  _globals['_UNLOADREPLY']._serialized_start=1377
-  _globals['_UNLOADREPLY']._serialized_end=1390
-  _globals['_DRAINREQUEST']._serialized_start=1392
-  _globals['_DRAINREQUEST']._serialized_end=1426
-  _globals['_DRAINREPLY']._serialized_start=1428
-  _globals['_DRAINREPLY']._serialized_end=1440
-  _globals['_INFERENCE']._serialized_start=1534
-  _globals['_INFERENCE']._serialized_end=1794
+  _globals['_ERROR']._serialized_end=842
+  _globals['_WATCHREQUEST']._serialized_start=844
+  _globals['_WATCHREQUEST']._serialized_end=873
+  _globals['_NODESTATE']._serialized_start=876
+  _globals['_NODESTATE']._serialized_end=1047
+  _globals['_RUNNERSTATE']._serialized_start=1050
+  _globals['_RUNNERSTATE']._serialized_end=1312
+  _globals['_RUNNERSTATE_COUNTERSENTRY']._serialized_start=1265
+  _globals['_RUNNERSTATE_COUNTERSENTRY']._serialized_end=1312
+  _globals['_LOADREQUEST']._serialized_start=1314
+  _globals['_LOADREQUEST']._serialized_end=1342
+  _globals['_UNLOADREQUEST']._serialized_start=1344
+  _globals['_UNLOADREQUEST']._serialized_end=1391
+  _globals['_UNLOADREPLY']._serialized_start=1393
+  _globals['_UNLOADREPLY']._serialized_end=1406
+  _globals['_DRAINREQUEST']._serialized_start=1408
+  _globals['_DRAINREQUEST']._serialized_end=1442
+  _globals['_DRAINREPLY']._serialized_start=1444
+  _globals['_DRAINREPLY']._serialized_end=1456
+  _globals['_INFERENCE']._serialized_start=1550
+  _globals['_INFERENCE']._serialized_end=1810
 # @@protoc_insertion_point(module_scope)

@@ -300,12 +300,15 @@ class Error(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     PARAM_FIELD_NUMBER: _builtins.int
     RETRY_AFTER_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
     code: _builtins.str
     """blocks/errors.py"""
     message: _builtins.str
     param: _builtins.str
     retry_after: _builtins.float
     """seconds; 0 = not given"""
+    detail: _builtins.str
+    """for the user alone: what another system said, which may quote the request"""
     def __init__(
         self,
         *,
@@ -313,10 +316,11 @@ class Error(_message.Message):
         message: _builtins.str = ...,
         param: _builtins.str = ...,
         retry_after: _builtins.float = ...,
+        detail: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "param", b"param", "retry_after", b"retry_after"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "detail", b"detail", "message", b"message", "param", b"param", "retry_after", b"retry_after"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,14 +55,19 @@ def _as_list(stop: Any) -> Any:
     return [stop] if isinstance(stop, str) else stop
 
 
+MaxTokens = Annotated[int, Field(ge=1, lt=2**31)]
+ChatTemperature = Annotated[float, Field(ge=0, le=2)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
 class ChatParameters(Parameters):
     """Adapter `chat`. OpenAI's names and meanings."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    max_tokens: MaxTokens | None = None
+    temperature: ChatTemperature | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Seed | None = None
     stop: Annotated[
         Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=4)] | None,
         BeforeValidator(_as_list),

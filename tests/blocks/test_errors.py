@@ -19,6 +19,20 @@ def test_each_kind_survives_the_wire(kind: type[SmiError]) -> None:
     assert (again.message, again.param, again.retry_after) == ("text", "model", 2.0)
 
 
+def test_what_another_system_said_is_for_the_user_only() -> None:
+    error = from_code("invalid_value", "the engine refuses", detail="you said X")
+    assert error.whole == "the engine refuses: you said X"
+    assert "you said X" not in f"{error} {error.message} {error!r}"
+
+
+def test_texts_can_be_stored_and_sent() -> None:
+    error = SmiError("a\0b", param="\ud800", detail="\udfff\0")
+    for text in (error.message, error.param, error.detail):
+        assert text is not None
+        assert "\0" not in text
+        text.encode()
+
+
 def test_codes_are_unique_and_statuses_real() -> None:
     assert len(_BY_CODE) == len(kinds())
     for kind in kinds():

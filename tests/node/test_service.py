@@ -23,6 +23,7 @@ from blocks.errors import (
     InvalidRequest,
     LoadFailed,
     ModelNotFound,
+    NotAdmitted,
     RunnerDied,
     SmiError,
     Unavailable,
@@ -222,6 +223,26 @@ async def _cancelled(node: LiveNode, model: str, stream: bool, target: str, befo
     return left
 
 
+@pytest.mark.parametrize("direct", [False, True])
+async def test_a_client_that_leaves_while_it_is_slow_to_read_frees_the_slot(
+    node: LiveNode, direct: bool
+) -> None:
+    await node.ask("narrow", "warm")
+    target = f"unix:{(await node.runner('narrow')).socket}" if direct else ""
+    reading = asyncio.Event()
+
+    async def read(event: Event) -> None:
+        reading.set()
+        await asyncio.sleep(60)
+
+    header = node.header("narrow", LONG, stream=True)
+    request = asyncio.create_task(node.run(header, on_event=read, target=target))
+    await reading.wait()
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
+    assert await asyncio.wait_for(node.ask("narrow", "free again"), 3) == "free again"
+
+
 async def test_slots_do_not_leak_after_50_cancels(node: LiveNode) -> None:
     await node.ask("narrow", "warm")
     for number in range(50):
@@ -345,6 +366,18 @@ async def test_a_runner_that_crashes_on_a_request_fails_that_request_only(node: 
     with pytest.raises(RunnerDied):
         await node.ask("crashing", "tick BOOM tock")
     assert await node.ask("crashing", "fine") == "fine"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_runner_died_of_is_not_tried_again_elsewhere(node: LiveNode, stream: bool) -> None:
+    """It may have been worked on: only a connection that never came about is `NotAdmitted`."""
+    await node.ask("crashing", "fine")
+    target = f"unix:{(await node.runner('crashing')).socket}"
+    events = Events() if stream else None
+    with pytest.raises(RunnerDied):
+        await node.run(node.header("crashing", "BOOM", stream=stream), on_event=events, target=target)
+    with pytest.raises(NotAdmitted):
+        await node.run(node.header("crashing", "fine", stream=stream), on_event=events, target=target)
 
 
 async def test_unload_returns_when_the_process_is_gone_and_its_memory_free(node: LiveNode) -> None:

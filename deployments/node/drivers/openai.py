@@ -181,9 +181,10 @@ class OpenAIDriver(ChatDriver):
         match status:
             # vLLM gives this error no code of its own, only a text
             case 400 | 413 | 422 if error.code == "context_length_exceeded" or "context length" in detail:
-                return ContextLengthExceeded(f"{self._what}: {detail}", param="messages")
+                said = f"the conversation does not fit the context of {self._what}"
+                return ContextLengthExceeded(said, param="messages", detail=detail)
             case 400 | 413 | 422:
-                return InvalidRequest(f"{self._what} refuses the request: {detail or status}")
+                return InvalidRequest(f"{self._what} refuses the request (status {status})", detail=detail)
             case 401 | 403:
                 return ConfigurationError(f"{self._what} refuses our key: check option `api_key_env`")
             case 404:
