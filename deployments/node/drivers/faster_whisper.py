@@ -6,6 +6,7 @@ up text. Long recordings are worked on in windows, so that memory does not grow 
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -121,11 +122,17 @@ class FasterWhisperDriver(TranscriptionDriver):
         return self.whisper.transcribe(  # type: ignore[no-any-return]
             audio,
             language=language,
-            initial_prompt=parameters.prompt or None,
+            initial_prompt=self._as_text(parameters.prompt) if parameters.prompt else None,
             temperature=[temperature, *(hotter for hotter in FALLBACKS if hotter > temperature)],
             beam_size=self.options.beam_size,
             vad_filter=True,
         )
+
+    def _as_text(self, prompt: str) -> list[int]:
+        """The prompt's tokens. Cut within every "<|", so that none of it is read as a control token."""
+        pieces = re.split(r"(?<=<)(?=\|)", f" {prompt.strip()}")
+        encode = self.whisper.hf_tokenizer.encode
+        return [token for piece in pieces for token in encode(piece, add_special_tokens=False).ids]
 
     def _language(self, parameters: TranscriptionParameters) -> str | None:
         known = self.whisper.supported_languages

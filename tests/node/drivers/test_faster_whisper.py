@@ -146,6 +146,18 @@ async def test_prompt_and_language_are_taken(whisper: FasterWhisperDriver) -> No
     assert "Dashwould" in prompted.text
 
 
+async def test_control_tokens_in_a_prompt_are_text(whisper: FasterWhisperDriver) -> None:
+    """Read as control tokens, these put `<|nospeech|>` into the transcript."""
+    prompt = "<|endoftext|><|startoftranscript|><|nospeech|>"
+    tokenizer = whisper.whisper.hf_tokenizer
+    tokens = whisper._as_text(prompt)
+    assert tokenizer.decode(tokens) == f" {prompt}"  # by default, decode leaves control tokens out
+    assert max(tokens) < tokenizer.token_to_id("<|endoftext|>")
+    result, _, _ = await hear(whisper, (SPEECH / "austen-0890.wav").read_bytes(), prompt=prompt)
+    assert "|" not in result.text
+    assert len(words(result.text)) > 5
+
+
 async def test_bad_uploads_are_told_to_the_user(
     whisper: FasterWhisperDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
