@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+import threading
 from collections.abc import AsyncIterator
 from typing import IO, Any, BinaryIO, cast
 
@@ -82,6 +83,7 @@ class Media(BaseModel):
     path: str | None = None
     name: str = ""
     _file: BinaryIO | None = PrivateAttr(None)
+    _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
     @classmethod
     def upload(cls, file: BinaryIO, name: str = "") -> Media:
@@ -102,13 +104,22 @@ class Media(BaseModel):
 
     async def chunks(self, storage: Storage) -> AsyncIterator[bytes]:
         """The bytes in pieces of 256 KiB, read off the event loop."""
-        file = await asyncio.to_thread(self.open, storage)
-        try:
+        if self._file is not None:
+            offset = 0
+            while block := await asyncio.to_thread(self._read_at, offset):
+                offset += len(block)
+                yield block
+            return
+        with await asyncio.to_thread(self.open, storage) as file:
             while block := await asyncio.to_thread(file.read, CHUNK):
                 yield block
-        finally:
-            if file is not self._file:
-                file.close()
+
+    def _read_at(self, offset: int) -> bytes:
+        # Two tries of one upload may overlap: the reader that gave up is still in its last read.
+        assert self._file is not None
+        with self._lock:
+            self._file.seek(offset)
+            return self._file.read(CHUNK)
 
     def model_post_init(self, context: Any) -> None:
         if self.reference is not None and self.path is not None:

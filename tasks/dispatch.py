@@ -18,7 +18,7 @@ from blocks.storage import Media
 from tasks.fleet import Node, Runner, current_fleet
 from tasks.live import current, label
 from tasks.protocol.client import OnEvent
-from tasks.protocol.inference_pb2 import HIGH, LOW, NORMAL, Done, Header
+from tasks.protocol.inference_pb2 import HIGH, LOW, NORMAL, Done, Event, Header
 from tasks.protocol.shapes import Parameters
 from tasks.step import step
 
@@ -142,6 +142,14 @@ async def infer(
         stream=on_event is not None,
         media=media is not None,
     )
+    begun = False
+
+    async def hand_on(event: Event) -> None:
+        nonlocal begun
+        begun = begun or event.WhichOneof("event") != "progress"
+        if on_event is not None:
+            await on_event(event)
+
     excluded: set[str] = set()
     bypassed: set[str] = set()
     refusal: Unavailable | None = None
@@ -154,8 +162,10 @@ async def infer(
         label(model=entry.name, node=placement.node, tier="local", placement=placement.reason)
         chunks = media.chunks(fleet.storage) if media is not None else None
         try:
-            return await fleet.client.run(target, placement.node, header, chunks, on_event)
+            return await fleet.client.run(target, placement.node, header, chunks, on_event and hand_on)
         except Unavailable as error:
+            if begun:
+                raise  # the client has seen a part of this answer, and must not see it again
             # A runner's socket that is gone says nothing of its node; a node that refuses is passed over.
             refusal = error
             (excluded if target == placement.node else bypassed).add(placement.node)

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from tasks.protocol.machine import machine_id
 DISCOVER_S = 1.0  # while no node is known
 REDISCOVER_S = 5.0
 SILENCE_S = 5.0  # a node that says nothing for so long is gone
-RETRY_S = 0.5
+RETRY_S, LONGEST_RETRY_S = 0.5, 5.0
 POOL_TYPE = "smi"
 
 log = logging.getLogger("smi.fleet")
@@ -49,7 +50,6 @@ class Runner:
     active: int = 0
     queued: int = 0
     memory: int = 0
-    idle_s: float = 0.0
     socket: str = ""
 
 
@@ -108,20 +108,26 @@ class Fleet:
             while True:
                 try:
                     names = await listed_nodes(http)
+                    self._look_after(names | self.nodes.keys())
                 except httpx.HTTPError as error:
                     log.debug("Prefect does not list its workers: %r", error)
-                else:
-                    for name in names - self._watches.keys():
-                        self._watch(name)
-                    for name in self._watches.keys() - names - self.nodes.keys():
-                        self._watches.pop(name).cancel()
-                    self._remember(names)
+                except (OSError, ValueError, LookupError) as error:
+                    log.warning("nodes cannot be looked up or remembered: %s", type(error).__name__)
                 await asyncio.sleep(REDISCOVER_S if self.nodes else DISCOVER_S)
+
+    def _look_after(self, names: set[str]) -> None:
+        for name in names - self._watches.keys():
+            self._watch(name)
+        for name in self._watches.keys() - names:
+            self._watches.pop(name).cancel()
+            self.client.forget(name)
+        self._remember(names)
 
     def _watch(self, name: str) -> None:
         self._watches[name] = asyncio.create_task(self._keep_watching(name))
 
     async def _keep_watching(self, name: str) -> None:
+        pause = RETRY_S
         while True:
             try:
                 await self._follow(name)
@@ -130,9 +136,20 @@ class Fleet:
                     "node %s: %s", name, error.code() if isinstance(error, grpc.aio.AioRpcError) else "silent"
                 )
             finally:
-                if self.nodes.pop(name, None):
-                    log.info("node %s is gone", name)
-            await asyncio.sleep(RETRY_S)
+                pause = RETRY_S if name in self.nodes else min(2 * pause, LONGEST_RETRY_S)
+                self._gone(name)
+            await asyncio.sleep(pause)
+
+    def _gone(self, name: str) -> None:
+        node = self.nodes.pop(name, None)
+        if node is not None:
+            log.info("node %s is gone", name)
+            self._leave(node.runners.values())
+
+    def _leave(self, runners: Iterable[Runner]) -> None:
+        """A runner that is gone does not come back at its socket."""
+        for runner in runners:
+            self.client.forget(f"unix:{runner.socket}")
 
     async def _follow(self, name: str) -> None:
         nonce = os.urandom(16)
@@ -147,7 +164,11 @@ class Fleet:
                 return
             state = first
             while state is not grpc.aio.EOF:
-                self.nodes[name] = view(name, state, self._machine)
+                before, now = self.nodes.get(name), view(name, state, self._machine)
+                self.nodes[name] = now
+                if before is not None:
+                    here = {runner.socket for runner in now.runners.values()}
+                    self._leave(runner for runner in before.runners.values() if runner.socket not in here)
                 self._changed.set()
                 state = await asyncio.wait_for(stream.read(), SILENCE_S)
         finally:
@@ -171,14 +192,18 @@ class Fleet:
 
 
 async def listed_nodes(http: httpx.AsyncClient) -> set[str]:
-    """Names (host:port) of the workers that Prefect lists in pools of our type, online or not."""
+    """Names (host:port) of the workers that Prefect has heard of lately, in pools of our type."""
     response = await http.post("/work_pools/filter", json={"work_pools": {"type": {"any_": [POOL_TYPE]}}})
     response.raise_for_status()
     names = set()
     for pool in response.json():
         workers = await http.post(f"/work_pools/{pool['name']}/workers/filter", json={})
         workers.raise_for_status()
-        names |= {worker["name"] for worker in workers.json() if ":" in worker["name"]}
+        names |= {
+            worker["name"]
+            for worker in workers.json()
+            if ":" in worker["name"] and worker["status"] != "OFFLINE"
+        }
     return names
 
 
@@ -197,7 +222,6 @@ def view(name: str, state: NodeState, machine: str) -> Node:
                 active=runner.active,
                 queued=runner.queued,
                 memory=runner.memory,
-                idle_s=runner.idle_s,
                 socket=runner.socket,
             )
             for runner in state.runners

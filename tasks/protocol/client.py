@@ -78,11 +78,11 @@ class Client:
                     if state is grpc.ChannelConnectivity.READY:
                         return
         if target.startswith("unix:"):
-            self._forget(target)
+            self.forget(target)
         raise NotAdmitted(f"node {audience} cannot be reached")
 
-    def _forget(self, target: str) -> None:
-        """Close the channel to a runner that is gone: its socket's path does not come back."""
+    def forget(self, target: str) -> None:
+        """Close the channel to `target`, which is gone."""
         channel = self._channels.pop(target, None)
         for call in [call for call in self._calls if call[0] == target]:
             del self._calls[call]
@@ -140,7 +140,7 @@ class Client:
                     await on_event(event)
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNAVAILABLE and target.startswith("unix:"):
-                self._forget(target)
+                self.forget(target)
             raise _told(error, audience) from error
         except BaseException:
             # We are cancelled, or fail, perhaps while handing an event on: then gRPC would never know.
@@ -175,5 +175,7 @@ def _told(error: grpc.aio.AioRpcError, audience: str) -> SmiError:
             return DeadlineExceeded(f"node {audience} did not answer within the request's deadline")
         case grpc.StatusCode.UNAUTHENTICATED:
             return ConfigurationError(f"node {audience} does not know our join token (SMI_JOIN_TOKEN)")
-        case _:
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED | grpc.StatusCode.INTERNAL:
             return RunnerDied("the model's process ended while it worked on this request; try again")
+        case code:
+            return SmiError(f"node {audience} answered with gRPC status {code.name}")

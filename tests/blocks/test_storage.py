@@ -40,3 +40,11 @@ async def test_media_can_be_read_again_by_a_second_try(storage: Storage) -> None
 def test_media_serialises_to_its_reference_only(storage: Storage) -> None:
     media = Media.upload(io.BytesIO(b"secret bytes"), name="q.wav")
     assert "secret" not in media.model_dump_json()
+
+
+async def test_two_readers_of_one_upload_do_not_disturb_each_other(storage: Storage) -> None:
+    data = bytes(range(256)) * 4096
+    media = Media.upload(io.BytesIO(data))
+    first, second = media.chunks(storage), media.chunks(storage)
+    read = [[await anext(first), await anext(second)] for _ in range(len(data) // (256 * 1024))]
+    assert b"".join(one for one, _ in read) == b"".join(other for _, other in read) == data

@@ -45,7 +45,7 @@ def test_room_comes_before_eviction() -> None:
 
 
 def test_only_idle_models_are_evicted() -> None:
-    idle = node("idle:1", 8, 0, Runner("other", memory=8 * GIB, idle_s=60))
+    idle = node("idle:1", 8, 0, Runner("other", memory=8 * GIB))
     busy = node("busy:1", 4, 0, Runner("other", memory=4 * GIB, active=1))
     placement = choose([busy, idle], NEED)
     assert (placement.node, placement.reason) == ("idle:1", "evict")
