@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import AsyncIterator
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from blocks.catalogue import Model
-from blocks.errors import LoadFailed
 from deployments.node.drivers.base import ChatDriver, End, Piece, Prompt
+from deployments.node.drivers.options import read_options
 from tasks.protocol.shapes import ChatParameters
 
 TURN = 16  # words after which others may have their turn
@@ -39,15 +39,7 @@ class EchoDriver(ChatDriver):
         self.options = EchoOptions()
 
     def load(self) -> None:
-        try:
-            self.options = EchoOptions.model_validate(self.model.options)
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"])
-            known = ", ".join(EchoOptions.model_fields)
-            raise LoadFailed(
-                f"model {self.model.name!r}: option {name!r}: {first['msg'].lower()}; options are: {known}"
-            ) from None
+        self.options = read_options(self.model, EchoOptions)
         time.sleep(self.options.load_s)
 
     async def run(
