@@ -23,8 +23,11 @@ from deployments.node.service import Node
 from deployments.node.wire import SERVER_OPTIONS, Beats, Guarded
 from tasks.protocol.auth import Gate
 
+# A node stops within 7 s, since `smi up` kills it after 8: it drains, then closes its runners, and its
+# worker stops meanwhile.
 DRAIN_S = 3.0  # what is being worked on may end within this after SIGTERM
-WORKER_STOP_S = 12.0  # more than it gives its flow runs
+CLOSE_S = 2.0  # runners that have not ended within this are killed
+WORKER_STOP_S = 5.0  # and so is the worker
 BACK_OFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 STEADY_S = 60.0  # a worker that lived so long starts the back-off anew
 CPU_POOL = "cpu"
@@ -48,7 +51,8 @@ async def serve_node(
         port: 0 is any free one; default `settings.node_port`.
         memory: bytes its models may use together; default 80 % of RAM for pool `cpu`.
         worker: also run the Prefect worker of `pool`.
-        advertise: `host:port` by which others reach this node, if not the address it listens at.
+        advertise: `host:port` at which others reach this node through a tunnel, since it listens on
+            loopback only; it is the node's name, proofs are bound to it. Default: where it listens.
         preload: import what drivers name (torch, ...) once, in the background, for all runners.
 
     Raises:
@@ -85,13 +89,16 @@ async def _stop(
     stopping: asyncio.Event,
 ) -> None:
     stopping.clear()
+    if supervised is not None:
+        supervised.cancel()
     hurried = asyncio.create_task(stopping.wait())
     drained = asyncio.create_task(node.drained(DRAIN_S))
     await asyncio.wait({hurried, drained}, return_when=asyncio.FIRST_COMPLETED)
-    for task in (hurried, drained, supervised):
-        if task is not None:
-            task.cancel()
-    await asyncio.gather(runners.close(), *([supervised] if supervised else []), return_exceptions=True)
+    for task in (hurried, drained):
+        task.cancel()
+    await runners.close(CLOSE_S)
+    if supervised is not None:
+        await asyncio.wait({supervised})
     await server.stop(0.1)
 
 
@@ -139,20 +146,28 @@ async def _keep_worker(settings: Settings, name: str, pool: str) -> None:
     failures = 0
     while True:
         started = loop.time()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "deployments.node.worker", "--name", name, "--pool", pool),
-            stdin=asyncio.subprocess.PIPE,  # it ends when this closes, and so also when we are killed
-            env=_worker_environment(settings),
-            start_new_session=True,  # Ctrl-C is for us; we end it in order
-        )
         try:
-            code = await process.wait()
-        finally:
-            await asyncio.shield(_end_worker(process))
+            end = f"ended with code {await _run_worker(settings, name, pool)}"
+        except OSError as error:  # no process or memory to be had; perhaps later
+            end = f"did not start ({type(error).__name__})"
         failures = 0 if loop.time() - started > STEADY_S else failures + 1
         pause = BACK_OFF_S[min(failures, len(BACK_OFF_S)) - 1] if failures else BACK_OFF_S[0]
-        log.warning("the worker of %s ended with code %s; starting it again in %.0f s", name, code, pause)
+        log.warning("the worker of %s %s; starting it again in %.0f s", name, end, pause)
         await asyncio.sleep(pause)
+
+
+async def _run_worker(settings: Settings, name: str, pool: str) -> int:
+    """Its exit code, once it has ended; it ends as well when this is cancelled."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "deployments.node.worker", "--name", name, "--pool", pool),
+        stdin=asyncio.subprocess.PIPE,  # it ends when this closes, and so also when we are killed
+        env=_worker_environment(settings),
+        start_new_session=True,  # Ctrl-C is for us; we end it in order
+    )
+    try:
+        return await process.wait()
+    finally:
+        await asyncio.shield(_end_worker(process))
 
 
 async def _end_worker(process: asyncio.subprocess.Process) -> None:

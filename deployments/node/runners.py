@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -23,82 +23,30 @@ from blocks.errors import LoadFailed, NotAdmitted, SmiError, from_code
 from deployments.node import runner as runner_process
 from deployments.node.ledger import Ledger
 from deployments.node.plugins import driver_class
-from deployments.node.spawn import Child, Forkserver
+from deployments.node.resident import Runner, same
+from deployments.node.spawn import GONE_S, Child, Forkserver
 from deployments.node.wire import unexpected
 from tasks.protocol.auth import Caller
-from tasks.protocol.client import ASK, CHANNEL_OPTIONS, RUN
 from tasks.protocol.inference_pb2 import (
     LOADING,
     READY,
     UNLOADING,
     DrainRequest,
     LoadRequest,
-    RunnerState,
-    Stage,
     UnloadRequest,
     WatchRequest,
 )
-from tasks.protocol.inference_pb2_grpc import InferenceStub
 
 PRELOAD = "deployments.node.preload"  # what runners share, and what drivers name
 LIGHT = "deployments.node.runner"
 UNLOAD_S = 8.0  # a runner that was asked to end is killed after this
+KILLED_S = 1.0  # a node that stops waits no longer for runners that it has killed
+FOLLOW_S = 0.5  # pause before a broken Watch of a runner is taken up again
 POLL_S = 0.005
 SOCKET_PATH_MAX = 100  # the kernel allows 107 bytes
 
 log = logging.getLogger("smi.node")
-
-
-class Runner:
-    """The node's view of one runner.
-
-    Attributes:
-        loaded: done when the model is ready, or failed with what the user is told.
-        settled: set unless it is being unloaded.
-        claims: requests of this node that need it to stay.
-        used: when it last worked for this node (`time.monotonic`).
-        state: as it last described itself.
-    """
-
-    def __init__(self, model: Model, socket: str) -> None:
-        self.model, self.socket = model, socket
-        self.stage: Stage.ValueType = LOADING
-        self.since = time.monotonic()
-        self.loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.loaded.add_done_callback(lambda loaded: loaded.cancelled() or loaded.exception())
-        self.settled = asyncio.Event()
-        self.settled.set()
-        self.gone = asyncio.Event()
-        self.claims = 0
-        self.used = time.monotonic()
-        self.state = RunnerState()
-        self.child: Child | None = None
-        self.channel = grpc.aio.insecure_channel(f"unix:{socket}", options=CHANNEL_OPTIONS)
-        self.stub = InferenceStub(self.channel)  # type: ignore[no-untyped-call]
-        self.ask: Any = self.channel.unary_unary(ASK)  # bytes in, bytes out
-        self.run: Any = self.channel.stream_stream(RUN)
-        self.tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def bound(self) -> bool:
-        return os.path.exists(self.socket)
-
-    @property
-    def idle(self) -> bool:
-        return self.stage == READY and not self.claims and not self.state.active and not self.state.queued
-
-    @property
-    def last_used(self) -> float:
-        return max(self.used, time.monotonic() - self.state.idle_s if self.state.idle_s else self.used)
-
-    def described(self) -> RunnerState:
-        """For the node's state: what it says of itself, with the node's word on its stage."""
-        state = RunnerState()
-        state.CopyFrom(self.state)
-        state.model, state.socket, state.stage = self.model.name, self.socket, self.stage
-        state.memory, state.slots = int(self.model.memory), self.model.slots
-        state.pid = self.child.pid if self.child is not None else 0
-        return state
+T = TypeVar("T")
 
 
 class Runners:
@@ -146,7 +94,7 @@ class Runners:
         """
         while True:
             runner = self._runners.get(model.name) or self._begin(model)
-            if runner.stage == UNLOADING:
+            if not runner.settled.is_set():
                 await runner.settled.wait()
                 continue
             runner.claims += 1
@@ -174,10 +122,11 @@ class Runners:
         self._changed()
         return runner
 
-    def _task(self, runner: Runner, work: Coroutine[Any, Any, None]) -> None:
+    def _task(self, runner: Runner, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         runner.tasks.add(task)
         task.add_done_callback(runner.tasks.discard)
+        return task
 
     async def _bring_up(self, runner: Runner) -> None:
         model, error = runner.model, None
@@ -194,9 +143,12 @@ class Runners:
             log.info("%s is ready after %.1f s", model.name, time.monotonic() - runner.since)
             self._changed()
             return
-        await self._end(runner)
         error = error or LoadFailed(f"the process of {model.name} ended as it became ready")
         log.warning("%s was not loaded: %s", model.name, error.message)
+        try:
+            await self._end(runner)
+        except LoadFailed:
+            return  # those who wait have been told
         runner.loaded.set_exception(error)
 
     async def _make_room(self, model: Model) -> None:
@@ -209,8 +161,9 @@ class Runners:
                     key=lambda runner: runner.last_used,
                 )
                 victims = self.ledger.victims(model.name, size, [runner.model.name for runner in idle])
-                if not await self.unload(victims[0], if_idle=True):
-                    refused.add(victims[0])
+                with suppress(LoadFailed):  # its process does not end, and it is not idle any more
+                    if not await self.unload(victims[0], if_idle=True):
+                        refused.add(victims[0])
 
     async def _launch(self, runner: Runner) -> None:
         model = runner.model
@@ -248,10 +201,10 @@ class Runners:
         self._forget(runner)
 
     def _forget(self, runner: Runner) -> None:
+        runner.settled.set()
         if runner.gone.is_set():
             return
         runner.gone.set()
-        runner.settled.set()
         self.ledger.release(runner.model.name)
         if self._runners.get(runner.model.name) is runner:
             del self._runners[runner.model.name]
@@ -261,25 +214,46 @@ class Runners:
         self._changed()
 
     async def _follow(self, runner: Runner) -> None:
-        with suppress(grpc.aio.AioRpcError):
-            async for state in runner.stub.Watch(WatchRequest(), metadata=self.metadata()):
-                news = state.runners[0]
-                changed = not same(news, runner.state)
-                runner.state = news
-                if changed:
-                    self._changed()
+        """Keep `runner.state`; anew after a broken Watch, since a runner that stalled may recover."""
+        while not runner.gone.is_set():
+            with suppress(grpc.aio.AioRpcError):
+                async for state in runner.stub.Watch(WatchRequest(), metadata=self.metadata()):
+                    news = state.runners[0]
+                    changed = not same(news, runner.state)
+                    runner.state = news
+                    if changed:
+                        self._changed()
+            await asyncio.sleep(FOLLOW_S)
 
     async def _end(self, runner: Runner, grace_s: float = 0.0) -> None:
-        """End the runner's process; its memory is free when this returns."""
+        """End the runner's process; its memory is free when this returns.
+
+        Raises:
+            LoadFailed: the process does not end. Its memory stays reserved until it does.
+        """
+        self._ending(runner)
+        try:
+            if runner.child is not None:
+                await runner.child.end(grace_s)
+        except TimeoutError:
+            error = runner.held()
+            log.error("%s", error.message)
+            raise error from None
+        self._forget(runner)
+
+    def _ending(self, runner: Runner) -> None:
         runner.stage = UNLOADING
         runner.settled.clear()
         self._changed()
-        if runner.child is not None:
-            await runner.child.end(grace_s)
-        self._forget(runner)
 
     async def unload(self, model: str, *, if_idle: bool) -> bool:
-        """End the runner of `model`, if there is one; False if it works and `if_idle`."""
+        """End the runner of `model`, if there is one; False if it works and `if_idle`.
+
+        What has begun goes on when the caller leaves.
+
+        Raises:
+            LoadFailed: its process was killed and does not end.
+        """
         runner = self._runners.get(model)
         if runner is None:
             return True
@@ -290,23 +264,31 @@ class Runners:
         if runner.stage != READY:
             if runner.child is not None:
                 runner.child.kill()  # whoever loads or unloads it sees to the rest
-            await runner.gone.wait()
+            try:
+                await asyncio.wait_for(runner.gone.wait(), GONE_S)
+            except TimeoutError:
+                raise LoadFailed(f"the process of {model} was killed and does not end") from None
             return True
-        runner.stage = UNLOADING
-        runner.settled.clear()
-        self._changed()
+        self._ending(runner)
+        return await asyncio.shield(self._task(runner, self._unload(runner, if_idle)))
+
+    async def _unload(self, runner: Runner, if_idle: bool) -> bool:
+        request = UnloadRequest(model=runner.model.name, if_idle=if_idle)
         try:
-            await runner.stub.Unload(
-                UnloadRequest(model=model, if_idle=if_idle), metadata=self.metadata(), timeout=UNLOAD_S
-            )
+            if not runner.gone.is_set():
+                await runner.stub.Unload(request, metadata=self.metadata(), timeout=UNLOAD_S)
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.FAILED_PRECONDITION and not runner.gone.is_set():
                 runner.stage = READY
                 runner.settled.set()
                 self._changed()
                 return False
+        except asyncio.CancelledError:
+            if not runner.gone.is_set():
+                raise
+            # Not this task was cancelled but its call, when the dead runner's channel was closed.
         await self._end(runner, UNLOAD_S)
-        log.info("%s is unloaded", model)
+        log.info("%s is unloaded", runner.model.name)
         return True
 
     async def drain(self, deadline_s: float) -> bool:
@@ -320,30 +302,27 @@ class Runners:
         ends = await asyncio.gather(*calls, return_exceptions=True)
         return not any(isinstance(end, grpc.aio.AioRpcError) for end in ends)
 
-    async def close(self) -> None:
-        """End every runner, whatever it does."""
+    async def close(self, grace_s: float) -> None:
+        """End every runner, whatever it does; what does not end within `grace_s` is killed."""
         self._closed = True
-        await asyncio.gather(*(self._close(runner) for runner in self.all()))
+        await asyncio.gather(*(self._close(runner, grace_s) for runner in self.all()))
         self._forkserver.close()
         if self._own_folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _close(self, runner: Runner) -> None:
-        if runner.stage == READY:
-            await self.unload(runner.model.name, if_idle=False)
-        elif runner.child is not None:
-            await runner.child.end()
-        else:
+    async def _close(self, runner: Runner, grace_s: float) -> None:
+        if runner.child is None:
             for task in list(runner.tasks):
                 task.cancel()
-
-
-def same(one: RunnerState, other: RunnerState) -> bool:
-    """Whether two states differ in nothing but the time that has passed."""
-    idle_s, one.idle_s = one.idle_s, other.idle_s
-    equal = one == other
-    one.idle_s = idle_s
-    return equal
+            return
+        with suppress(TimeoutError, LoadFailed):
+            if runner.stage == READY:
+                await asyncio.wait_for(self.unload(runner.model.name, if_idle=False), grace_s)
+        runner.child.kill()
+        try:
+            await asyncio.wait_for(runner.gone.wait(), KILLED_S)
+        except TimeoutError:
+            log.error("the process of %s was killed and does not end", runner.model.name)
 
 
 def _socket_folder(folder: Path) -> Path:

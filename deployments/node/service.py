@@ -12,8 +12,9 @@ import grpc
 import grpc.aio
 
 from blocks.catalogue import Catalogue, Model
-from blocks.errors import NotAdmitted, NotFound, RunnerDied, SmiError, Unavailable
-from deployments.node.runners import Runner, Runners
+from blocks.errors import LoadFailed, NotAdmitted, NotFound, RunnerDied, SmiError, Unavailable
+from deployments.node.resident import Runner
+from deployments.node.runners import Runners
 from deployments.node.wire import Beats, Context, each, error_event, header_of, unexpected
 from tasks.protocol.auth import node_proof
 from tasks.protocol.inference_pb2 import (
@@ -198,7 +199,11 @@ class Node:
             model = self._catalogue.get(request.model)
         except NotFound as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, error.message)
-        if not await self._runners.unload(model.name, if_idle=request.if_idle):
+        try:
+            unloaded = await self._runners.unload(model.name, if_idle=request.if_idle)
+        except LoadFailed as error:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, error.message)
+        if not unloaded:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{model.name} is working")
         return UnloadReply()
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
+import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
-from live_node import TOKEN, LiveNode, Starter, alive_after
+from live_node import TOKEN, Events, LiveNode, Starter, alive_after
 from pydantic import SecretStr
 
-from blocks.errors import ConfigurationError
+from blocks.errors import ConfigurationError, SmiError
 from blocks.settings import Settings
-from deployments.node.main import serve_node
+from deployments.node.main import _keep_worker, serve_node
 from deployments.node.runners import _socket_folder
 
 
@@ -85,3 +88,44 @@ async def test_the_worker_is_started_again_and_ends_with_a_killed_node(start_nod
     live.process.send_signal(signal.SIGKILL)
     live.process.wait()
     assert not alive_after([second], 2)
+
+
+async def test_a_worker_that_cannot_be_started_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    program, started = tmp_path / "python", tmp_path / "started"
+    monkeypatch.setattr(sys, "executable", str(program))
+    with caplog.at_level(logging.WARNING, "smi.node"):
+        keeping = asyncio.create_task(_keep_worker(settings(tmp_path), "here:1", "cpu"))
+        async with asyncio.timeout(10):
+            while "did not start (FileNotFoundError)" not in caplog.text:
+                await asyncio.sleep(0.01)
+            program.write_text(f"#!/bin/sh\ntouch {started}\nexec cat\n")
+            program.chmod(0o700)
+            while not started.exists():
+                await asyncio.sleep(0.01)
+    keeping.cancel()
+    await asyncio.wait({keeping})
+    assert keeping.cancelled()
+
+
+async def test_a_node_stops_in_7_s_whatever_its_worker_and_its_runners_do(start_node: Starter) -> None:
+    live = start_node(worker=True)
+    await live.ask("fast")
+    events = Events()
+    header = live.header("paced", "word " * 1000, stream=True)
+    working = asyncio.create_task(live.run(header, on_event=events))
+    await asyncio.wait_for(events.begun.wait(), 20)
+    (worker,) = workers(live)
+    runner = psutil.Process((await live.runner("fast")).pid)
+    below = psutil.Process(live.process.pid).children(recursive=True)
+    for stuck in (worker, runner):
+        stuck.suspend()
+    began = time.monotonic()
+    live.process.send_signal(signal.SIGTERM)
+    with pytest.raises(SmiError):
+        await working
+    assert await asyncio.to_thread(live.process.wait, 20) == 0
+    assert time.monotonic() - began < 7
+    assert not alive_after(below, 2)
+    await live.client.close()

@@ -6,13 +6,30 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
+import grpc
+import grpc.aio
 import psutil
 import pytest
 from live_node import Events, LiveNode, Starter, alive_after, of, stop
 
-from blocks.errors import NotAdmitted, OutOfMemory, RunnerDied
-from tasks.protocol.inference_pb2 import LOADING, READY, DrainRequest, UnloadRequest
+from blocks.catalogue import Model
+from blocks.errors import LoadFailed, NotAdmitted, OutOfMemory, RunnerDied
+from deployments.node import spawn
+from deployments.node.ledger import Ledger
+from deployments.node.resident import Runner
+from deployments.node.runners import Runners
+from tasks.protocol.inference_pb2 import (
+    LOADING,
+    READY,
+    DrainRequest,
+    NodeState,
+    RunnerState,
+    UnloadRequest,
+    WatchRequest,
+)
 
 MIB = 2**20
 
@@ -184,3 +201,92 @@ async def test_drain_returns_when_the_last_request_has_ended(start_node: Starter
         await live.ask("paced")
     await live.client.close()
     await asyncio.to_thread(stop, live)
+
+
+# In this process, with real runners below it
+
+
+@pytest.fixture
+async def runners(tmp_path: Path) -> AsyncIterator[Runners]:
+    ledger = Ledger(100 * MIB)
+    here = Runners(
+        name="here:1", token="t", folder=tmp_path, ledger=ledger, changed=lambda: None, preload=False
+    )
+    yield here
+    await here.close(2)
+
+
+def echo(**options: Any) -> Model:
+    return Model(name="echo", task="chat", driver="echo", memory="10MiB", options=options)
+
+
+async def test_an_unload_whose_caller_leaves_is_seen_through(runners: Runners) -> None:
+    runner = await runners.claim(echo())
+    runners.release(runner)
+    unloading = asyncio.create_task(runners.unload("echo", if_idle=False))
+    await asyncio.sleep(0)
+    unloading.cancel()
+    again = await asyncio.wait_for(runners.claim(echo()), 15)
+    assert again is not runner
+    assert runner.gone.is_set()
+
+
+@pytest.mark.parametrize("options", [{}, {"no_such_option": 1}], ids=["unload", "load"])
+async def test_a_process_the_kernel_holds_keeps_its_memory_and_nobody_waits(
+    runners: Runners, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    model = echo(**options)
+    with monkeypatch.context() as patch:
+        patch.setattr(spawn, "GONE_S", 0)  # no kill is that quick
+        if options:
+            with pytest.raises(LoadFailed, match="kernel still holds"):
+                await asyncio.wait_for(runners.claim(model), 15)
+        else:
+            held = await runners.claim(model)
+            assert held.child is not None
+            psutil.Process(held.child.pid).suspend()  # it will not end by itself
+            patch.setattr("deployments.node.runners.UNLOAD_S", 0.1)
+            with pytest.raises(LoadFailed, match="kernel still holds"):
+                await asyncio.wait_for(runners.unload("echo", if_idle=False), 5)
+    (runner,) = runners.all()
+    assert runners.ledger.reserved == 10 * MIB
+    with pytest.raises(LoadFailed, match="kernel still holds"):
+        await asyncio.wait_for(runners.claim(model), 1)
+    await asyncio.wait_for(runner.gone.wait(), 5)
+    assert runners.ledger.reserved == 0
+    assert runners.all() == []
+
+
+async def test_a_runner_whose_watch_breaks_is_followed_on(runners: Runners, tmp_path: Path) -> None:
+    watched = 0
+
+    async def watch(request: WatchRequest, context: Any) -> None:
+        nonlocal watched
+        watched += 1
+        await context.write(NodeState(runners=[RunnerState(active=2 - watched)]))
+        if watched == 1:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "stalled")
+        await asyncio.sleep(60)
+
+    handler = grpc.unary_stream_rpc_method_handler(
+        watch, WatchRequest.FromString, NodeState.SerializeToString
+    )
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("smi.Inference", {"Watch": handler}),)
+    )
+    server.add_insecure_port(f"unix:{tmp_path}/stalls.sock")
+    await server.start()
+    runner = Runner(echo(), f"{tmp_path}/stalls.sock")
+    runner.stage = READY
+    following = asyncio.create_task(runners._follow(runner))
+    async with asyncio.timeout(5):
+        while not runner.state.active:
+            await asyncio.sleep(0.01)
+        assert not runner.idle
+        while not runner.idle:
+            await asyncio.sleep(0.01)
+    following.cancel()
+    await asyncio.wait({following})
+    await runner.channel.close()
+    await server.stop(0)
