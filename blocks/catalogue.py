@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,19 @@ def load_catalogue(home: Path) -> Catalogue:
     models = []
     for name, table in tables.items():
         try:
-            models.append(Model(name=name, **table))
-        except (ValidationError, TypeError) as error:
+            models.append(_known(Model(name=name, **table)))
+        except (ValidationError, TypeError, ValueError) as error:
             raise ConfigurationError(f"models.toml, model {name!r}: {error}") from error
     return Catalogue(models)
+
+
+def _known(model: Model) -> Model:
+    """`model`, if somebody knows its task and its driver: entry points, ours or a third party's."""
+    for group, kind, name in (("smi.adapters", "task", model.task), ("smi.drivers", "driver", model.driver)):
+        names = sorted(entry_points(group=group).names)
+        if name not in names:
+            raise ValueError(f"{kind} {name!r} is not installed; there are: {', '.join(names)}")
+    return model
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:

@@ -36,7 +36,7 @@ def _key(key: str | None) -> str:
 def chat(
     question: Annotated[str, typer.Argument(help="What to ask.")],
     model: Annotated[str, typer.Option(help="Name or alias in the catalogue.")] = "default",
-    max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The answer is cut after so many.")] = 512,
     key: Key = None,
     home: Home = None,
 ) -> None:
@@ -45,7 +45,7 @@ def chat(
         _chat(base_url(home), _key(key), question, model, max_tokens)
 
 
-def _chat(url: str, key: str, question: str, model: str, max_tokens: int | None) -> None:
+def _chat(url: str, key: str, question: str, model: str, max_tokens: int) -> None:
     import openai
 
     from blocks.errors import SmiError
@@ -56,7 +56,7 @@ def _chat(url: str, key: str, question: str, model: str, max_tokens: int | None)
             model=model,
             messages=[{"role": "user", "content": question}],
             stream=True,
-            max_tokens=max_tokens if max_tokens is not None else openai.omit,
+            max_tokens=max_tokens,
         ) as stream:
             for chunk in stream:
                 if chunk.choices:

@@ -39,6 +39,8 @@ def test_a_model_of_another_task_is_not_taken(tmp_path: Path) -> None:
     [
         ("[m]\ntask = 'chat'\n", r"model 'm'.*driver"),
         ("[m]\ntask='chat'\ndriver='echo'\nmemmory=1\n", r"memmory"),
+        ("[m]\ntask='chart'\ndriver='echo'\n", r"model 'm': task 'chart' is not installed; there are: chat"),
+        ("[m]\ntask='chat'\ndriver='ehco'\n", r"model 'm': driver 'ehco' is not installed; there are: echo"),
         ("slots = 3\n", r"slots = 3 is not a model"),
         ("[m\n", r"is not TOML"),
     ],

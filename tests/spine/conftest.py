@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -82,6 +83,7 @@ async def chromium() -> AsyncIterator[Page]:
         *FLAGS,
         f"--user-data-dir={folder}",
         "about:blank",
+        env={**os.environ, "HOME": folder, "TMPDIR": folder},
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
     )

@@ -192,7 +192,7 @@ async def test_streams_do_not_stutter_while_the_worker_executes_flows(
 
 
 async def test_the_run_page_shows_both_by_request_id(
-    smi: Any, client: openai.AsyncOpenAI, prefect: httpx.AsyncClient, prefect_ui: Any
+    smi: Any, client: openai.AsyncOpenAI, prefect: httpx.AsyncClient, prefect_ui: Any, tmp_path: Path
 ) -> None:
     name = f"seen-{time.time_ns()}"
     await ask(client, name)
@@ -200,7 +200,8 @@ async def test_the_run_page_shows_both_by_request_id(
     await steps_of(prefect, run["id"], 2)  # the page itself looks again only after 30 s
     await prefect_ui.open(f"{smi.prefect_url.removesuffix('/api')}/runs/flow-run/{run['id']}?tab=Task%20Runs")
     await prefect_ui.text_with(name, "Completed", "generate")
-    await prefect_ui.picture(Path(os.environ.get("SMI_SHOTS", "/tmp")) / "run-page.png")
+    await prefect_ui.picture(tmp_path / "run-page.png")
+    assert (tmp_path / "run-page.png").stat().st_size > 10_000
 
 
 def pid_of(smi: Any, name: str) -> int:
