@@ -148,6 +148,12 @@ class UpstreamFailed(SmiError):
     code, status, grpc_status, retryable = "upstream_failed", 502, "UNAVAILABLE", True
 
 
+class RunLost(SmiError):
+    """The flow run ended, its worker with it perhaps, and left neither result nor error."""
+
+    code, status, grpc_status, retryable = "run_lost", 502, "UNAVAILABLE", True
+
+
 class DeadlineExceeded(SmiError):
     code, status, type, grpc_status, retryable = (
         "deadline_exceeded",

@@ -20,7 +20,6 @@ ROOT = Path(__file__).resolve().parent.parent
 POOLS = {"cpu": 0, "gpu-8gb": 8, "gpu-24gb": 24, "gpu-80gb": 80, "hpc": 0}  # GB of GPU memory
 QUEUES = {"high": 1, "normal": 2, "low": 3}  # Prefect: 1 goes first
 RUNS_PER_NODE = 4  # flow runs that a node's worker takes at once
-DEPLOYMENTS = ("chat/smi", "transcribe/smi", "converse/smi")
 DEPLOY_TIMEOUT_S = 120
 
 
@@ -101,8 +100,11 @@ async def ensure_deployments(settings: Settings) -> None:
 
 async def missing_deployments(settings: Settings) -> list[str]:
     """Names (`flow/deployment`) that Prefect does not know."""
+    from flows.registry import FLOWS  # imports Prefect, which a worker must not do before it has its settings
+
+    names = [f"{flow}/smi" for flow in FLOWS]
     async with prefect_http(settings) as http:
-        answers = {name: await http.get(f"/deployments/name/{name}") for name in DEPLOYMENTS}
+        answers = {name: await http.get(f"/deployments/name/{name}") for name in names}
     missing = []
     for name, answer in answers.items():
         if answer.status_code == httpx.codes.NOT_FOUND:

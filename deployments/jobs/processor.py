@@ -17,15 +17,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 import httpx
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from blocks.errors import ModelNotFound, Unavailable
+from blocks.errors import ModelNotFound, RunLost, Unavailable
 from blocks.settings import Settings
 from blocks.storage import Storage
 from deployments.database import create_tables, engine_for
-from deployments.jobs.runs import TERMINAL, Run, Runs
-from deployments.jobs.store import CHANNEL, Job, Jobs
+from deployments.jobs.runs import TERMINAL, NotStarted, Run, Runs
+from deployments.jobs.store import CHANNEL, Job, Jobs, Kind
 from deployments.jobs.stored import Failure, Stored
 from deployments.pools import RUNS_PER_NODE
 from tasks.dispatch import Need, Priority, choose
@@ -100,7 +100,7 @@ class Processor:
         running = await self.jobs.running()
         for job in running:
             if job.flow_run_id is None:  # a processor was killed, or Prefect went away, in between
-                job.flow_run_id = await self._start(job)
+                await (self._stop if job.cancelling else self._start)(job)
         over = await self._end(running)
         left = [job for job in running if job.id not in over]
         await self._cancel(left)
@@ -110,28 +110,46 @@ class Processor:
         begun = await self._schedule(left)
         return bool(left or begun)
 
-    async def _start(self, job: Job) -> str:
-        run_id = await self.runs.start(job)
-        await self.jobs.started(job, run_id)
-        log.info("%s: attempt %d is run %s in pool %s", job.id, job.attempt, run_id, job.pool)
-        return run_id
+    async def _start(self, job: Job) -> None:
+        try:
+            run_id = await self.runs.start(job)
+        except NotStarted as error:
+            log.error("%s: cannot be started, and waits: %s", job.id, error)
+            await self.jobs.put_back(job)
+            return
+        job.flow_run_id = run_id
+        if await self.jobs.started(job, run_id):
+            log.info("%s: attempt %d is run %s in pool %s", job.id, job.attempt, run_id, job.pool)
+        else:  # ended meanwhile by another processor; a run that is over stays as it is
+            await self.runs.cancel(run_id)
+
+    async def _stop(self, job: Job) -> None:
+        """A job to be cancelled of which no run is known."""
+        job.flow_run_id = await self.runs.of(job)
+        if job.flow_run_id is None:
+            await self.jobs.end(job, "cancelled")
+        else:
+            await self.jobs.started(job, job.flow_run_id)
 
     async def _end(self, running: Sequence[Job]) -> set[str]:
         jobs = {job.flow_run_id: job for job in running if job.flow_run_id}
         ended = await self.runs.ended(jobs.keys()) if jobs else []
         for run in ended:
-            try:
-                await self._decide(jobs[run.id], run.state, run.state_name)
-            except (DBAPIError, ValueError) as error:
-                if isinstance(error, OperationalError | InterfaceError):
-                    raise  # the database is away; nothing is wrong with this job
-                # What one job left must not hold up the others.
-                log.error("%s: its end cannot be stored (%s)", run.id, type(error).__name__)
-                lost = Failure(code="internal_error", message="how the job ended could not be stored")
-                await self.jobs.end(jobs[run.id], "failed", lost)
+            await self._decide(jobs[run.id], run.state, run.state_name)
         return {jobs[run.id].id for run in ended}
 
     async def _decide(self, job: Job, state: str, name: str) -> None:
+        """End the job; what one job left must not hold up the others."""
+        try:
+            await self._conclude(job, state, name)
+        except (DBAPIError, ValueError) as error:
+            if not _unfit(error):
+                raise
+            log.error("%s: its end cannot be stored (%s)", job.id, type(error).__name__)
+            lost = Failure(code="internal_error", message="how the job ended could not be stored")
+            await self.jobs.end(job, "failed", lost)
+
+    async def _conclude(self, job: Job, state: str, name: str) -> None:
         """What a run that is over means for its job. What is stored counts, not what Prefect was told."""
         stored = Stored.of(job.id, job.attempt)
         if await asyncio.to_thread(self.storage.exists, stored.result):
@@ -150,9 +168,7 @@ class Processor:
     async def _failure(self, stored: Stored, name: str) -> Failure:
         if await asyncio.to_thread(self.storage.exists, stored.error):
             return Failure.model_validate_json(await asyncio.to_thread(self.storage.read, stored.error))
-        return Failure(
-            code="run_lost", message=f"the flow run ended as {name} without a result", retryable=True
-        )
+        return Failure.of(RunLost(f"the flow run ended as {name} without a result"))
 
     async def _cancel(self, running: Sequence[Job]) -> None:
         for job in running:
@@ -187,9 +203,13 @@ class Processor:
             room[node.pool] += 0 if node.draining else RUNS_PER_NODE
         for job in running:
             room[str(job.pool)] -= 1
+        if not any(free > 0 for free in room.values()):
+            return 0
+        # Jobs that no node can take now must not fill the window.
+        kinds = [kind for kind in await self.jobs.kinds_waiting() if await self._pool_for(kind, room)]
         begun = 0
-        for job in await self.jobs.waiting(CANDIDATES) if any(free > 0 for free in room.values()) else []:
-            pool = await self._pool_for(job, room)
+        for job in await self.jobs.waiting(CANDIDATES, kinds) if kinds else []:
+            pool = await self._pool_for(Kind(job.flow, job.model, job.priority), room)
             claimed = await self.jobs.claim(job, pool) if pool else None
             if claimed is not None:
                 room[str(pool)] -= 1
@@ -197,19 +217,27 @@ class Processor:
                 await self._start(claimed)
         return begun
 
-    async def _pool_for(self, job: Job, room: Counter[str]) -> str | None:
-        """The pool of the node that the dispatcher would choose for the job's heaviest step."""
+    async def _pool_for(self, kind: Kind, room: Counter[str]) -> str | None:
+        """The pool of the node that the dispatcher would choose for the heaviest step of such a job."""
         nodes = [node for node in self.fleet.nodes.values() if room[node.pool] > 0]
-        if not nodes or not await self.runs.deployed(job.flow):
+        if not nodes or not await self.runs.deployed(kind.flow):
             return None
-        priority: Priority = job.priority  # type: ignore[assignment]
+        priority: Priority = kind.priority  # type: ignore[assignment]
         try:
-            model = self.fleet.catalogue.get(job.model)
+            model = self.fleet.catalogue.get(kind.model)
             return self.fleet.nodes[choose(nodes, Need(model.name, int(model.memory), priority)).node].pool
         except Unavailable:
             return None
         except ModelNotFound:  # taken out of the catalogue since: the flow says so
             return nodes[0].pool
+
+
+def _unfit(error: DBAPIError | ValueError) -> bool:
+    """Whether the data are at fault; SQLAlchemy's classes do not tell that from a database that is away."""
+    if isinstance(error, ValueError):
+        return True
+    # SQLSTATE classes: 22 data exception, 23 integrity constraint violation.
+    return (getattr(error.orig, "sqlstate", None) or "")[:2] in ("22", "23")
 
 
 def _orphaned(run: Run, silences: dict[str, float]) -> bool:

@@ -17,6 +17,10 @@ TERMINAL = ["COMPLETED", "FAILED", "CRASHED", "CANCELLED"]
 PAGE = 200  # Prefect's limit
 
 
+class NotStarted(Exception):
+    """Prefect answers and will not take the run; says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A flow run as Prefect knows it; `worker` holds it, `since` is when its state was set."""
@@ -60,9 +64,12 @@ class Runs:
 
         It names the pool itself: a deployment's own call for runs keeps to that deployment's pool, and
         would check the reference against the flow's parameters.
+
+        Raises:
+            NotStarted: the deployment, pool or queue is gone, or Prefect refuses.
         """
         if not await self.deployed(job.flow):
-            raise httpx.ProtocolError(f"deployment {job.flow}/smi is missing")
+            raise NotStarted(f"deployment {job.flow}/smi is missing")
         deployment_id, flow_id = self._deployments[job.flow]
         answer = await self._http.post(
             "/flow_runs/",
@@ -71,7 +78,7 @@ class Runs:
                 "flow_id": flow_id,
                 "deployment_id": deployment_id,
                 "parameters": {"request": Stored.of(job.id, job.attempt).model_dump()},
-                "idempotency_key": f"{job.id}:{job.attempt}",
+                "idempotency_key": _key(job),
                 "work_pool_name": job.pool,
                 "work_queue_name": job.priority,
                 "tags": ["job", job.id, job.request_id],
@@ -80,7 +87,14 @@ class Runs:
         )
         if answer.is_error:
             self._deployments.pop(job.flow)
-        return str(answer.raise_for_status().json()["id"])
+            raise NotStarted(f"Prefect answered {answer.status_code} for queue {job.pool}/{job.priority}")
+        return str(answer.json()["id"])
+
+    async def of(self, job: Job) -> str | None:
+        """The run of the job's attempt, if one was created."""
+        wanted = {"idempotency_key": {"any_": [_key(job)]}}
+        answer = await self._http.post("/flow_runs/filter", json={"flow_runs": wanted})
+        return next((str(run["id"]) for run in answer.raise_for_status().json()), None)
 
     async def ended(self, ids: Collection[str]) -> list[Run]:
         return await self._read(ids, {"type": {"any_": TERMINAL}})
@@ -115,6 +129,12 @@ class Runs:
     async def silences(self, pool: str) -> dict[str, float]:
         """Seconds since each worker of the pool was last heard, by Prefect's own clock."""
         answer = await self._http.post(f"/work_pools/{pool}/workers/filter", json={})
+        if answer.status_code == httpx.codes.NOT_FOUND:  # the pool was deleted, and its workers with it
+            return {}
         now = parsedate_to_datetime(answer.raise_for_status().headers["date"])
         heard = {worker["name"]: worker["last_heartbeat_time"] for worker in answer.json()}
         return {name: (now - datetime.fromisoformat(at)).total_seconds() for name, at in heard.items() if at}
+
+
+def _key(job: Job) -> str:
+    return f"{job.id}:{job.attempt}"

@@ -8,12 +8,13 @@ starts from, so that processors on several machines can do no harm to one anothe
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from sqlalchemy import (
+    ColumnElement,
     CursorResult,
     DateTime,
     ForeignKey,
@@ -21,9 +22,11 @@ from sqlalchemy import (
     UniqueConstraint,
     Update,
     bindparam,
+    case,
     func,
     select,
     text,
+    tuple_,
     update,
 )
 from sqlalchemy.dialects.postgresql import JSONB, insert
@@ -40,6 +43,7 @@ JobState = Literal["accepted", "running", "succeeded", "failed", "cancelled"]
 OPEN: tuple[JobState, ...] = ("accepted", "running")
 MAX_ATTEMPTS = 3
 BACKOFF_S = 1.0  # before the second attempt; doubles
+PUT_BACK = timedelta(seconds=5)  # before a job that Prefect would not take is offered again
 CHANNEL = "smi_jobs"  # notified when there is something to do
 
 # Aging: a job waits its turn as if it had come so much later. A low job that is older than a high one by
@@ -81,6 +85,17 @@ class Job(Base):
     not_before: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
     started: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
     ended: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+
+
+class Kind(NamedTuple):
+    """What decides where a job can run."""
+
+    flow: str
+    model: str
+    priority: str
+
+
+KIND = (Job.flow, Job.model, Job.priority)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,20 +174,30 @@ class Jobs:
         Raises:
             NotFound: the key has no such job.
         """
-        mine = (Job.id == job_id, Job.key_id == key_id)
+        waits = Job.state == "accepted"
         await self._change(
             update(Job)
-            .where(*mine, Job.state == "accepted")
-            .values(state="cancelled", cancelling=True, ended=func.now())
+            .where(Job.id == job_id, Job.key_id == key_id, Job.state.in_(OPEN))
+            .values(
+                cancelling=True,
+                state=case((waits, "cancelled"), else_=Job.state),
+                ended=case((waits, func.now()), else_=Job.ended),
+            )
         )
-        await self._change(update(Job).where(*mine, Job.state == "running").values(cancelling=True))
         return await self.get(job_id, key_id)
 
-    async def waiting(self, limit: int) -> Sequence[Job]:
-        """Accepted jobs whose time has come, best first."""
-        due = (Job.not_before.is_(None)) | (Job.not_before <= func.now())
+    async def kinds_waiting(self) -> Sequence[Kind]:
+        """Each kind of which an accepted job's time has come."""
         async with self._session() as session:
-            query = select(Job).where(Job.state == "accepted", due).order_by(Job.turn, Job.id).limit(limit)
+            found = await session.execute(select(*KIND).where(*_due()).distinct())
+            return [Kind(*row) for row in found]
+
+    async def waiting(self, limit: int, kinds: Collection[Kind] | None = None) -> Sequence[Job]:
+        """Accepted jobs whose time has come, best first; only those of `kinds`, if given."""
+        query = select(Job).where(*_due()).order_by(Job.turn, Job.id).limit(limit)
+        if kinds is not None:
+            query = query.where(tuple_(*KIND).in_(kinds))
+        async with self._session() as session:
             return (await session.scalars(query)).all()
 
     async def running(self) -> Sequence[Job]:
@@ -181,7 +206,9 @@ class Jobs:
 
     async def claim(self, job: Job, pool: str) -> Job | None:
         """Begin the next attempt, unless another processor has begun it or the job was cancelled."""
-        free = select(Job.id).where(Job.id == job.id, Job.state == "accepted", Job.attempt == job.attempt)
+        free = select(Job.id).where(
+            Job.id == job.id, Job.state == "accepted", ~Job.cancelling, Job.attempt == job.attempt
+        )
         async with self._session() as session, session.begin():
             return cast(
                 Job | None,
@@ -199,8 +226,9 @@ class Jobs:
                 ),
             )
 
-    async def started(self, job: Job, flow_run_id: str) -> None:
-        await self._change(_this(job).values(flow_run_id=flow_run_id))
+    async def started(self, job: Job, flow_run_id: str) -> bool:
+        """Whether the attempt is still on."""
+        return await self._change(_this(job).values(flow_run_id=flow_run_id)) > 0
 
     async def end(self, job: Job, state: JobState, error: Failure | None = None) -> None:
         """The attempt decided the job. No effect if another processor has said so already."""
@@ -208,13 +236,13 @@ class Jobs:
         await self._change(_this(job).values(state=state, error=told, ended=func.now()))
 
     async def again(self, job: Job, error: Failure) -> None:
-        """The attempt failed, and the job waits for another."""
+        """The attempt failed, and the job waits for another, unless it is to be cancelled."""
         pause = timedelta(seconds=BACKOFF_S * 2 ** (job.attempt - 1))
-        await self._change(
-            _this(job).values(
-                state="accepted", error=error.model_dump(), not_before=func.now() + bindparam("pause", pause)
-            )
-        )
+        await self._change(_this(job).values(error=error.model_dump(), **_back(pause)))
+
+    async def put_back(self, job: Job) -> None:
+        """The attempt could not begin, and does not count."""
+        await self._change(_this(job).values(attempt=Job.attempt - 1, **_back(PUT_BACK)))
 
     async def _change(self, statement: Update) -> int:
         async with self._session() as session, session.begin():
@@ -222,6 +250,19 @@ class Jobs:
             if changed:
                 await session.execute(select(func.pg_notify(CHANNEL, "")))
         return changed
+
+
+def _due() -> tuple[ColumnElement[bool], ...]:
+    return Job.state == "accepted", Job.not_before.is_(None) | (Job.not_before <= func.now())
+
+
+def _back(pause: timedelta) -> dict[str, Any]:
+    """What puts a running job back in the queue; one that is to be cancelled is not started again."""
+    return {
+        "state": case((Job.cancelling, "cancelled"), else_="accepted"),
+        "ended": case((Job.cancelling, func.now())),
+        "not_before": func.now() + bindparam("pause", pause),
+    }
 
 
 def _this(job: Job) -> Update:

@@ -103,6 +103,38 @@ async def test_a_job_that_waits_is_cancelled_at_once(jobs: Jobs) -> None:
     assert await jobs.claim(job, "cpu") is None
 
 
+async def test_a_cancel_is_not_lost_whatever_happens_beside_it(jobs: Jobs) -> None:
+    for _ in range(20):
+        job = await jobs.add(submission())
+        cancelled, claimed = await asyncio.gather(jobs.cancel(job.id, 1), jobs.claim(job, "cpu"))
+        assert cancelled.cancelling
+        assert cancelled.state == ("cancelled" if claimed is None else "running")
+
+
+async def test_a_job_to_be_cancelled_is_not_started_again(jobs: Jobs) -> None:
+    for back in (lambda job: jobs.again(job, LOST), jobs.put_back):
+        job = await jobs.claim(await jobs.add(submission()), "cpu")
+        assert job is not None
+        assert (await jobs.cancel(job.id, 1)).state == "running"
+        await back(job)
+        seen = await jobs.get(job.id, 1)
+        assert (seen.state, seen.ended is not None) == ("cancelled", True)
+
+
+async def test_a_job_to_be_cancelled_is_not_claimed(jobs: Jobs) -> None:
+    job = await jobs.add(submission())
+    await change(jobs, job, cancelling=True)
+    assert await jobs.claim(job, "cpu") is None
+
+
+async def test_an_attempt_that_could_not_begin_does_not_count(jobs: Jobs) -> None:
+    job = await jobs.claim(await jobs.add(submission()), "cpu")
+    assert job is not None
+    await jobs.put_back(job)
+    seen = await jobs.get(job.id, 1)
+    assert (seen.state, seen.attempt, await jobs.waiting(1)) == ("accepted", 0, [])
+
+
 async def test_a_job_is_its_keys_own(jobs: Jobs, engine: AsyncEngine) -> None:
     await new_key(engine, "other")
     job = await jobs.add(submission())
