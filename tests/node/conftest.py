@@ -80,9 +80,9 @@ driver = "echo"
 memory = "10MiB"
 options.tokens_per_minute = 3
 
-[nowhere]
+[incomplete]
 task = "chat"
-driver = "no-such-driver"
+driver = "incomplete"
 memory = "10MiB"
 
 [threaded]
