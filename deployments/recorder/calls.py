@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import httpx
@@ -67,6 +68,15 @@ class Calls:
         if status in (408, 429) or (status >= 500 and not (status == 500 and self.bisect_500)):
             raise Away(f"Prefect answers {status}")
         raise Refused(f"{status} on {path.rpartition('/')[2]}")
+
+
+@contextmanager
+def understood() -> Iterator[None]:
+    """Within it, an answer of another shape than expected, as of another Prefect, is `Away`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise Away(f"Prefect's answer is not understood: {error!r}") from error
 
 
 def parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -126,18 +126,20 @@ class Journal:
     def _resume(self) -> None:
         try:
             state = orjson.loads((self.folder / "checkpoint.json").read_bytes())
+            names = ("segment", "offset", "lines", "recorded", "failed")
+            segment, offset, lines, recorded, failed = (int(state[name]) for name in names)
+            runs = {
+                run["key"]: Record(**{**run, "steps": [StepRecord(**step) for step in run["steps"]]})
+                for run in state["open"]
+            }
         except FileNotFoundError:
             return
-        except ValueError:  # as after a power cut; what is read again is not doubled
-            log.warning("the checkpoint of %s is damaged; it is read from its start", self.folder)
+        except (ValueError, TypeError, KeyError):  # a power cut, another version; nothing is doubled
+            log.warning("the checkpoint of %s cannot be read; going on from its start", self.folder)
             return
-        self.segment, self.offset = state["segment"], state["offset"]
-        self.lines = self.committed = state["lines"]
-        self.recorded, self.failed = state["recorded"], state["failed"]
-        self.open = {
-            run["key"]: Record(**{**run, "steps": [StepRecord(**step) for step in run["steps"]]})
-            for run in state["open"]
-        }
+        self.segment, self.offset, self.open = segment, offset, runs
+        self.lines = self.committed = lines
+        self.recorded, self.failed = recorded, failed
 
     def _apply(self, line: bytes, batch: Batch) -> None:
         try:

@@ -11,6 +11,10 @@ import orjson
 
 from tasks.live import Label, LiveRun, StepRecord
 
+NUMBER = (int, float)
+RUN = (int, str, str, NUMBER, NUMBER, str, str, dict, list)
+STEP = (str, NUMBER, NUMBER, str, str)
+
 
 @dataclass(slots=True)
 class Record:
@@ -62,14 +66,24 @@ def parse(line: bytes) -> Record:
     """The record in a line.
 
     Raises:
-        ValueError: the line is damaged.
+        ValueError: the line is damaged, or another version's.
     """
     values = orjson.loads(line)
-    if not isinstance(values, list) or len(values) not in (4, 9) or not isinstance(values[0], int):
+    if not (_has(values, RUN) or _has(values, RUN[:4])):
         raise ValueError("not a line of the spool")
     if len(values) == 4:
         return Record(*values)
-    try:
-        return Record(*values[:8], *[[StepRecord(*step) for step in values[8]]])
-    except TypeError as error:
-        raise ValueError("not a line of the spool") from error
+    *values, steps = values
+    if not all(_has(step, STEP) for step in steps):
+        raise ValueError("not a line of the spool")
+    record = Record(*values)
+    record.steps = [StepRecord(*step) for step in steps]
+    return record
+
+
+def _has(values: object, shape: tuple[type | tuple[type, ...], ...]) -> bool:
+    return (
+        isinstance(values, list)
+        and len(values) == len(shape)
+        and all(isinstance(value, kind) for value, kind in zip(values, shape, strict=True))
+    )

@@ -27,7 +27,7 @@ async def keep_within(http: httpx.AsyncClient, days: float, most: int) -> None:
     while True:
         try:
             await clean_up(http, days, most, PAUSE_S)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:  # away, or an odd answer
             log.debug("records are not cleaned up now: %s", type(error).__name__)
         await asyncio.sleep(ROUND_S)
 

@@ -18,8 +18,11 @@ from tasks.live import LiveRun
 
 SPOOL_BYTES = 256 * 1024 * 1024
 SEGMENT_BYTES = 4 * 1024 * 1024
-DRAIN_S = 3.0  # how long a recorder goes on writing after its API has ended
+DRAIN_S = 2.0  # how long a recorder goes on writing after its API has ended
+OPEN_S = 0.5  # how long runs that were just cancelled may take to say so
 BACKOFF_S = (0.1, 5.0)
+STEADY_S = 10.0  # a recorder that lives so long is well
+STALE_S = 5.0  # it writes its status each second
 
 log = logging.getLogger("smi.recorder")
 
@@ -61,6 +64,8 @@ class SpoolRecorder:
         self._lines = 0
         self._dropped = 0
         self._keeper: asyncio.Task[None] | None = None
+        self._short = 0  # recorders that ended within STEADY_S, one after another
+        self._begun, self._opened = time.monotonic(), time.time()
         self.process: asyncio.subprocess.Process | None = None
         self.folder = self._segments.folder
 
@@ -81,9 +86,15 @@ class SpoolRecorder:
         self._keeper = asyncio.create_task(self._keep(orjson.dumps(handover) + b"\n"))
 
     async def stop(self) -> None:
-        """Close the spool, and give the recorder's process a few seconds to write what is left."""
+        """Close the spool, and give the recorder's process a few seconds to write what is left.
+
+        Takes at most `OPEN_S + DRAIN_S + 1` seconds.
+        """
         if self._keeper is None:
             return
+        for _ in range(20):
+            if self._keys:
+                await asyncio.sleep(OPEN_S / 20)
         self._segments.close()
         self._keeper.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -94,7 +105,7 @@ class SpoolRecorder:
             return
         process.stdin.close()
         try:
-            await asyncio.wait_for(process.wait(), DRAIN_S + 2)
+            await asyncio.wait_for(process.wait(), DRAIN_S + 1)
         except TimeoutError:
             process.kill()
             await process.wait()
@@ -133,7 +144,8 @@ class SpoolRecorder:
         try:
             said = orjson.loads((self.folder / "status.json").read_bytes())
         except (FileNotFoundError, ValueError):
-            return RecorderStatus(backlog=self._lines, dropped=self._dropped)
+            error = self._fault(self._opened, self._lines)
+            return RecorderStatus(backlog=self._lines, dropped=self._dropped, error=error)
         backlog = max(0, self._lines - int(said["lines"]))
         oldest = float(said["oldest"]) or float(said["time"])
         return RecorderStatus(
@@ -142,24 +154,41 @@ class SpoolRecorder:
             dropped=self._dropped,
             failed=int(said["failed"]),
             lag_s=max(0.0, time.time() - oldest) if backlog else float(said["lag_s"]),
-            error=str(said["error"]),
+            error=str(said["error"]) or self._fault(float(said["time"]), backlog),
         )
+
+    def _fault(self, told: float, backlog: int) -> str:
+        """What is wrong with the recorder's process, which said something last at `told`; else empty."""
+        alive = self.process is not None and self.process.returncode is None
+        if self._short > 1 and not (alive and time.monotonic() - self._begun > STEADY_S):
+            return "the recorder's process keeps ending; the API's log says why"
+        silent = time.time() - told
+        if silent > STALE_S and (backlog or not alive):
+            return f"the recorder's process has said nothing for {silent:.0f} s"
+        return ""
 
     async def _keep(self, handover: bytes) -> None:
         """Start the process anew whenever it ends."""
-        delay = BACKOFF_S[0]
         while True:
-            begun = time.monotonic()
-            self.process = process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "deployments.recorder",
-                str(self.folder),
-                stdin=asyncio.subprocess.PIPE,
-            )
-            assert process.stdin is not None
-            process.stdin.write(handover)  # by the pipe: secrets stay out of argv and environ
-            code = await process.wait()
-            delay = BACKOFF_S[0] if time.monotonic() - begun > 10 else min(delay * 2, BACKOFF_S[1])
-            log.warning("the recorder ended with %s; starting it again in %.1f s", code, delay)
+            self._begun = time.monotonic()
+            try:
+                said = f"ended with {await self._run(handover)}"
+            except OSError as error:  # no memory or no descriptor for one more process, now
+                said = f"cannot be started ({error.strerror})"
+            self._short = 0 if time.monotonic() - self._begun > STEADY_S else self._short + 1
+            delay = min(BACKOFF_S[0] * 2 ** min(self._short, 10), BACKOFF_S[1])
+            log.warning("the recorder %s; starting it again in %.1f s", said, delay)
             await asyncio.sleep(delay)
+
+    async def _run(self, handover: bytes) -> int:
+        """The recorder's process, from its start to its end."""
+        self.process = process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "deployments.recorder",
+            str(self.folder),
+            stdin=asyncio.subprocess.PIPE,
+        )
+        assert process.stdin is not None
+        process.stdin.write(handover)  # by the pipe: secrets stay out of argv and environ
+        return await process.wait()

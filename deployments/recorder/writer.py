@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import orjson
 
-from deployments.recorder.calls import Away, Calls
+from deployments.recorder.calls import Away, Calls, understood
 from deployments.recorder.journal import BATCH_LINES, Batch, Journal, replace
 from deployments.recorder.prefect_runs import PrefectRuns
 from deployments.recorder.segments import API_LOCK, held
@@ -62,7 +63,8 @@ class Writer:
         """Go on only while Prefect keeps up with the steps."""
         while True:
             try:
-                await self._runs.steps.confirm()
+                with understood():
+                    await self._runs.steps.confirm()
             except Away as error:
                 self._tell(str(error))
             if not self._runs.steps.full:
@@ -74,7 +76,8 @@ class Writer:
         delay, attempts = BACKOFF_S[0], 0
         while True:
             try:
-                await self._runs.write(batch.over, batch.running, self._doubt)
+                with understood():
+                    await self._runs.write(batch.over, batch.running, self._doubt)
                 break
             except Away as error:
                 self._tell(str(error))
@@ -121,17 +124,39 @@ async def adopt(spools: Path, http: httpx.AsyncClient) -> None:
     dead = asyncio.Event()
     dead.set()
     while True:
-        for journal in claim_dead(spools):
-            await Writer(journal, http).follow(dead)
-            log.info("the spool %s of an API that ended is written", journal.name)
-            journal.remove()
+        for folder in dead_spools(spools):
+            await write_dead(folder, http, dead)
         await asyncio.sleep(ADOPT_S)
 
 
-def claim_dead(spools: Path) -> Iterator[Journal]:
-    for path in sorted(spools.glob(f"[!.]*/{API_LOCK}")):
-        if not held(path) and (journal := Journal.claim(path.parent)) is not None:
-            yield journal
+def dead_spools(spools: Path) -> list[Path]:
+    return [path.parent for path in sorted(spools.glob(f"[!.]*/{API_LOCK}")) if not held(path)]
+
+
+async def write_dead(folder: Path, http: httpx.AsyncClient, dead: asyncio.Event) -> None:
+    """Write one dead spool. One that cannot be written is moved to `damaged`, where nobody looks again."""
+    journal: Journal | None = None
+    try:
+        if (journal := Journal.claim(folder)) is None:
+            return
+        await Writer(journal, http).follow(dead)
+        shutil.rmtree(folder)
+        log.info("the spool %s of an API that ended is written", folder.name)
+    except OSError as error:  # the disk's state may pass
+        log.error("the spool %s cannot be worked on now: %s", folder, error)
+    except Exception:  # the record of live runs goes on in this process, whatever is wrong here
+        log.exception("the spool %s cannot be written; it is put aside", folder)
+        with contextlib.suppress(OSError):
+            put_aside(folder)
+    finally:
+        if journal is not None:
+            journal.close()
+
+
+def put_aside(folder: Path) -> None:
+    damaged = folder.parent / "damaged"
+    damaged.mkdir(mode=0o700, exist_ok=True)
+    folder.rename(damaged / folder.name)
 
 
 async def pause(seconds: float, event: asyncio.Event) -> None:

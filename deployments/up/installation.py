@@ -10,18 +10,26 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blocks.errors import SmiError
+from blocks.errors import ConfigurationError, SmiError
 from blocks.settings import Settings, load_settings
 from deployments.up import banner, home, postgres, prefect_server, processes
 from deployments.up.processes import Recorded, State
 from deployments.up.supervise import Say, Service, StartFailed, Supervisor, open_log
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-STOP_S = 20
+STOP_S = {  # for each to stop in order; what is inside must need less
+    "api": 8,  # answers go on for 3 s, then the record is written for 3 s
+    "jobs": 4,
+    "node": 8,  # it lets go of what it works on, its worker and its runners: 7 s
+    "prefect": 4,
+    "postgres": 8,  # it writes all to disk
+}
+DOWN_S = sum(STOP_S.values()) + 10  # with what they leave behind
+BEGIN_S = 10  # a `smi up` that begins says who it is within this
 CLI = [sys.executable, "-P", "-m", "deployments"]
 
 
@@ -53,7 +61,7 @@ def up(wishes: Wishes, say: Say, out: Say) -> None:
 
 def _also_logged(say: Say, log: Path) -> Say:
     def both(text: str) -> None:
-        with open_log(log) as file:
+        with contextlib.suppress(OSError), open_log(log) as file:  # the disk may be full
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
         with contextlib.suppress(OSError):  # the terminal may be gone
             say(text)
@@ -69,9 +77,9 @@ class _Up:
         self.told_to_stop, self.hurry = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
+        self._listen_to_signals()
         self.supervisor.state.up = Recorded.of("up", os.getpid())
         self.supervisor.state.write(self.settings.home)
-        self._listen_to_signals()
         stop = asyncio.create_task(self.told_to_stop.wait())
         start = asyncio.create_task(self._start())
         try:
@@ -113,7 +121,7 @@ class _Up:
             lambda: postgres.answers(folder),
             nice=postgres.NICE,
             stop_sign=signal.SIGINT,  # PostgreSQL's fast shutdown
-            stop_s=8,  # it writes all to disk
+            stop_s=STOP_S["postgres"],
             kill_sign=signal.SIGQUIT,  # and its immediate one: its log is replayed at the next start
             options=options,
         )
@@ -129,6 +137,7 @@ class _Up:
             port=self.settings.prefect_port,
             nice=prefect_server.NICE,
             within_s=120,
+            stop_s=STOP_S["prefect"],
         )
 
     def _api(self) -> Service:
@@ -137,8 +146,7 @@ class _Up:
 
     def _node(self) -> Service:
         port = self.settings.node_port
-        node = self._command("node", port, lambda: self._accepts(port))
-        return replace(node, stop_s=8)  # it lets go of what it works on, its worker and its runners
+        return self._command("node", port, lambda: self._accepts(port))
 
     def _jobs(self) -> Service:
         async def at_once() -> bool:
@@ -147,7 +155,8 @@ class _Up:
         return self._command("jobs", None, at_once)
 
     def _command(self, name: str, port: int | None, ready: Callable[[], Any]) -> Service:
-        return Service(name, [*CLI, name], self.environment, ready, port=port, within_s=120)
+        command = [*CLI, name]
+        return Service(name, command, self.environment, ready, port=port, within_s=120, stop_s=STOP_S[name])
 
     async def _accepts(self, port: int) -> bool:
         try:
@@ -188,18 +197,27 @@ def down(home: Path) -> list[str]:
     """Stop the installation from another process; names of what was running.
 
     Raises:
-        SmiError: it did not stop in time.
+        SmiError: it did not stop in time, or another command is at work in `home`.
     """
-    state = State.read(home)
-    if state.up is not None and (process := state.up.process()) is not None:
-        running = ["up", *state.processes]
-        process.send_signal(signal.SIGTERM)
-        if not processes.wait_gone(state.up, STOP_S):
-            raise SmiError(f"`smi up` (pid {state.up.pid}) has not stopped within {STOP_S} s")
-        return running
-    left = [entry.name for entry in processes.stop_leftovers(home)]
-    (home / "state.json").unlink(missing_ok=True)
-    return left
+    if not (home / "lock").exists():  # nothing was ever started here
+        return []
+    until = time.monotonic() + BEGIN_S
+    while True:
+        state = State.read(home)
+        if state.up is not None and (process := state.up.process()) is not None:
+            process.send_signal(signal.SIGTERM)
+            if not processes.wait_gone(state.up, DOWN_S):
+                raise SmiError(f"`smi up` (pid {state.up.pid}) has not stopped within {DOWN_S} s")
+            return ["up", *state.processes]
+        try:
+            with processes.only_one(home):
+                left = [entry.name for entry in processes.stop_leftovers(home)]
+                (home / "state.json").unlink(missing_ok=True)
+                return left
+        except ConfigurationError:  # a `smi up` that has not said yet who it is
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.1)
 
 
 @dataclass(frozen=True)

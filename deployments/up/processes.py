@@ -94,14 +94,17 @@ def only_one(home: Path) -> Iterator[None]:
     Raises:
         ConfigurationError: naming the process that holds it.
     """
-    with open(home / "lock", "w") as file:
+    with open(home / "lock", "a+") as file:
+        file.seek(0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            up = State.read(home).up
             raise ConfigurationError(
-                f"already running, pid {up.pid if up else 'unknown'}, with home {home}; `smi down` stops it"
+                f"already running, pid {file.read() or 'unknown'}, with home {home}; `smi down` stops it"
             ) from None
+        file.truncate()
+        file.write(str(os.getpid()))
+        file.flush()
         yield
 
 
@@ -128,11 +131,17 @@ def _ours(process: psutil.Process, home: Path) -> bool:
 
 
 def unrecorded(home: Path) -> dict[psutil.Process, Recorded]:
-    """What was started by a `smi up` that was killed before it could write it down."""
+    """What was started by a `smi up` that was killed before it could write it down.
+
+    Not this process's ancestors and session: a shell may have its environment from a child.
+    """
     found = {}
+    spared = {parent.pid for parent in psutil.Process().parents()}
     for process in psutil.process_iter():
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
-            if process.pid != os.getpid() and _ours(process, home):
+            if process.pid in spared or os.getsid(process.pid) == os.getsid(0):
+                continue
+            if _ours(process, home):
                 found[process] = Recorded.of(process.environ()[SERVICE], process.pid)
     return found
 
@@ -144,10 +153,15 @@ def stop_leftovers(home: Path) -> list[Recorded]:
         found = members(recorded, home)
         if found:
             left.append(recorded)
-            end(found, signal.SIGINT if recorded.name == "postgres" else signal.SIGTERM, grace_s=5)
+            end(found, _stop_sign(recorded), grace_s=5)
     strays = unrecorded(home)
-    end(strays, signal.SIGTERM, grace_s=5)
+    for sign in (signal.SIGTERM, signal.SIGINT):  # PostgreSQL last
+        end([process for process, entry in strays.items() if _stop_sign(entry) == sign], sign, grace_s=5)
     return left + list(strays.values())
+
+
+def _stop_sign(recorded: Recorded) -> signal.Signals:
+    return signal.SIGINT if recorded.name == "postgres" else signal.SIGTERM
 
 
 def end(processes: Iterable[psutil.Process], sign: signal.Signals, grace_s: float) -> None:

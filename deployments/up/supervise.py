@@ -90,7 +90,8 @@ class Supervisor:
                 stderr=log,
                 start_new_session=True,
             )
-        self._record(Recorded.of(name, process.pid))
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended at once
+            self._record(Recorded.of(name, process.pid))
         try:
             output, _ = await process.communicate()
         finally:
@@ -162,7 +163,10 @@ class Supervisor:
             if failures >= 3:
                 self.say(f"{service.name} keeps ending. {tail(self.log(service.name))}")
             await asyncio.sleep(wait)
-            await self._spawn(service)
+            try:
+                await self._spawn(service)
+            except OSError as error:  # no memory or no descriptor for one more process, now
+                self.say(f"{service.name} cannot be started ({error.strerror})")
 
     async def _stop(self, service: Service, hurry: asyncio.Event) -> None:
         process = service.process
@@ -185,11 +189,17 @@ class Supervisor:
 
     def _record(self, recorded: Recorded) -> None:
         self.state.processes[recorded.name] = recorded
-        self.state.write(self.home)
+        self._write()
 
     def _forget(self, name: str) -> None:
         self.state.processes.pop(name, None)
-        self.state.write(self.home)
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            self.state.write(self.home)
+        except OSError as error:  # a full disk, say: children are kept and stopped all the same
+            self.say(f"state.json cannot be written ({error.strerror}): `smi status` may be wrong")
 
     def _sweep(self, service: Service) -> None:
         """End what an ended child left behind in its session."""
@@ -216,7 +226,7 @@ def tail(log: Path, lines: int = 15) -> str:
     """The last lines of a log, with its name."""
     try:
         text = log.read_text(errors="replace").splitlines()[-lines:]
-    except FileNotFoundError:
+    except OSError:
         text = []
     return "\n".join([f"The end of {log}:", *(f"  {line}" for line in text)])
 

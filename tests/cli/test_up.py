@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -17,7 +18,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deployments.up.processes import Recorded, State, members, stop_leftovers
+from blocks.errors import ConfigurationError
+from deployments.api.main import GRACE_S
+from deployments.recorder.spool import DRAIN_S, OPEN_S
+from deployments.up import installation
+from deployments.up.processes import HOME, SERVICE, Recorded, State, members, only_one, stop_leftovers
+from deployments.up.supervise import Service, StartFailed, Supervisor
 
 UP = [sys.executable, "-P", "-m", "deployments", "up", "--port=0", "--node-port=0", "--prefect-port=0"]
 NAMES = {"postgres", "prefect", "node", "jobs", "api"}
@@ -105,6 +111,90 @@ def test_a_pid_with_another_start_time_is_somebody_else(tmp_path):
     assert members(other, tmp_path) == []
     State(processes={"node": other}).write(tmp_path)
     assert stop_leftovers(tmp_path) == []
+
+
+def test_the_api_and_its_record_stop_within_their_time():
+    assert installation.STOP_S["api"] > GRACE_S + OPEN_S + DRAIN_S + 1
+
+
+@contextmanager
+def child(home: Path, service: str, *command: str) -> Iterator[subprocess.Popen[str]]:
+    """A process as `smi up` starts one, in a session of its own."""
+    environment = {**os.environ, SERVICE: service, HOME: str(home)}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_down_leaves_a_beginning_up_alone_and_names_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(installation, "BEGIN_S", 0.3)
+    with child(tmp_path, "node", "sleep", "60") as node, only_one(tmp_path):
+        State(processes={"node": Recorded.of("node", node.pid)}).write(tmp_path)
+        with pytest.raises(ConfigurationError, match=f"already running, pid {os.getpid()}, "):
+            installation.down(tmp_path)
+        assert node.poll() is None
+    assert (tmp_path / "state.json").exists()
+
+
+def test_down_where_nothing_ever_ran_touches_nothing(tmp_path):
+    assert installation.down(tmp_path / "nowhere") == installation.down(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shell_with_the_environment_of_a_child_is_spared(tmp_path):
+    find = "from pathlib import Path; from deployments.up.processes import unrecorded;"
+    find += f"print([process.pid for process in unrecorded(Path({str(tmp_path)!r}))])"
+    shell = ["sh", "-c", 'sleep 30 & "$0" -c "$1"; kill $!', sys.executable, find]
+    with child(tmp_path, "node", "sleep", "60") as stray, child(tmp_path, "jobs", *shell) as ours:
+        assert json.loads(ours.stdout.readline()) == [stray.pid]
+
+
+@pytest.mark.parametrize(("service", "sign"), [("postgres", "SIGINT"), ("jobs", "SIGTERM")])
+def test_what_was_not_recorded_is_stopped_as_it_should_be(service, sign, tmp_path):
+    wait = "import signal; both = {signal.SIGINT, signal.SIGTERM}; signal.pthread_sigmask(0, both);"
+    wait += "print(flush=True); print(signal.sigwait(both).name)"
+    with child(tmp_path, service, sys.executable, "-c", wait) as process:
+        process.stdout.readline()
+        assert [left.pid for left in stop_leftovers(tmp_path)] == [process.pid]
+        assert process.stdout.readline().strip() == sign
+
+
+async def test_a_command_that_ends_at_once_is_told(tmp_path):
+    (tmp_path / "logs").mkdir()
+    for _ in range(5):
+        with pytest.raises(StartFailed, match="prepare ended with code 1"):
+            await Supervisor(tmp_path, print).run_once("prepare", ["/bin/false"], {})
+
+
+async def test_a_child_that_cannot_be_started_now_is_started_later(tmp_path):
+    (tmp_path / "logs").mkdir()
+    program, away = tmp_path / "program", tmp_path / "away"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o700)
+
+    async def ready() -> bool:
+        return True
+
+    said: list[str] = []
+    supervisor, service = Supervisor(tmp_path, said.append), Service("jobs", [str(program)], {}, ready)
+    await supervisor.start(service)
+    first = service.process
+    program.rename(away)
+    first.kill()
+    async with asyncio.timeout(10):
+        while "jobs cannot be started (No such file or directory)" not in said:
+            await asyncio.sleep(0.05)
+        away.rename(program)
+        while service.process is first:
+            await asyncio.sleep(0.05)
+    assert service.process.returncode is None
+    await supervisor.stop(asyncio.Event())
+    assert service.process.returncode == -signal.SIGTERM
 
 
 @contextmanager

@@ -23,7 +23,18 @@ def test_a_line_comes_back_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"[7,", b"{}", b"[1,2]", b'["x","chat","r",1.0]', b"[1,2,3,4,5,6,7,8,9]"]
+    "line",
+    [
+        b"",
+        b"[7,",
+        b"{}",
+        b"[1,2]",
+        b'["x","chat","r",1.0]',
+        b'[7,"chat","r","1.0"]',
+        b"[1,2,3,4,5,6,7,8,9]",
+        b'[7,"chat","r",1.0,2.0,"COMPLETED","",{},[],"of another version"]',
+        b'[7,"chat","r",1.0,2.0,"COMPLETED","",{},[["generate",1.0,2.0,"COMPLETED","",3]]]',
+    ],
 )
 def test_a_damaged_line_is_known(line: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 (orjson's own is a ValueError too)

@@ -1,15 +1,21 @@
 """The API's side of the record: cheap, bounded, and it never raises into a request."""
 
 import asyncio
+import os
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
+import orjson
 import pytest
 
+from blocks.settings import Settings, load_settings
 from deployments.recorder.journal import BATCH_LINES, Journal
 from deployments.recorder.segments import API_LOCK, Segments, held
 from deployments.recorder.spool import SpoolRecorder
+from deployments.recorder.writer import Writer, adopt
 from tasks.live import LiveRun
 
 
@@ -158,3 +164,160 @@ async def test_one_recorder_at_a_time_has_a_spool(settings) -> None:
     assert not held(recorder.folder / API_LOCK)
     journal_of(recorder.folder).remove()
     assert not recorder.folder.exists()
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Settings:
+    """Settings of a recorder whose Prefect is not there."""
+    return load_settings(home=tmp_path, prefect_url="http://127.0.0.1:9/api", prefect_auth="smi:none")
+
+
+def dead_spool(settings: Settings, run: LiveRun) -> Path:
+    recorder = SpoolRecorder(settings)
+    segments = opened(recorder)
+    recorder.started(run)
+    recorder.ended(run)
+    segments.close()
+    return recorder.folder
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state.pop("failed"),
+        lambda state: state["open"][0].update(colour="red"),
+        lambda state: state["open"][0].pop("flow"),
+        lambda state: state.update(offset=None),
+    ],
+)
+async def test_a_checkpoint_of_another_version_is_read_again_from_the_start(
+    alone, change: Callable[..., None]
+) -> None:
+    recorder = SpoolRecorder(alone)
+    segments = opened(recorder)
+    recorder.started(LiveRun("chat", "req_1"))
+    segments.close()
+    journal = journal_of(recorder.folder)
+    journal.take(dead=False)
+    journal.commit()
+    journal.close()
+    path = recorder.folder / "checkpoint.json"
+    state = orjson.loads(path.read_bytes())
+    change(state)
+    path.write_bytes(orjson.dumps(state))
+    again = journal_of(recorder.folder)
+    assert (again.lines, again.offset, again.open) == (0, 0, {})
+    again.take(dead=False)
+    assert [run.request_id for run in again.open.values()] == ["req_1"]
+    again.close()
+
+
+async def test_a_dead_spool_that_cannot_be_written_is_put_aside(alone, eventually) -> None:
+    bad, good = SpoolRecorder(alone), SpoolRecorder(alone)
+    for recorder in (bad, good):
+        opened(recorder).close()
+    (bad.folder / "oops.jsonl").touch()  # no recorder of ours makes such a name
+    spools = bad.folder.parent
+
+    async def gone() -> bool:
+        return not bad.folder.exists() and not good.folder.exists()
+
+    async with httpx.AsyncClient() as http:
+        task = asyncio.create_task(adopt(spools, http))
+        await eventually(gone)
+        task.cancel()
+    assert [path.name for path in spools.iterdir()] == ["damaged"]
+    assert (spools / "damaged" / bad.folder.name / "oops.jsonl").exists()
+
+
+async def test_an_odd_answer_of_prefect_is_told_and_tried_again(
+    alone, ending: Callable[..., LiveRun], eventually
+) -> None:
+    asked: list[bytes] = []
+
+    async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        asked.append(head.split(b" ", 2)[1])
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(odd, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    journal = journal_of(dead_spool(alone, ending(LiveRun("chat", "req_1"))))
+    dead = asyncio.Event()
+    dead.set()
+
+    async def twice() -> bool:
+        return asked.count(b"/flows/") > 1
+
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http, server:
+        writer = Writer(journal, http)
+        task = asyncio.create_task(writer.follow(dead))
+        await eventually(twice)
+        assert not task.done()
+        task.cancel()
+    assert writer.error == "Prefect's answer is not understood: KeyError('id')"
+    journal.close()
+
+
+async def test_a_recorder_that_cannot_be_forked_is_started_later(alone, eventually) -> None:
+    recorder = SpoolRecorder(alone)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    await recorder.start()
+    lowest = os.open("/dev/null", os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))  # EMFILE for the child's pipe
+    try:
+        await asyncio.sleep(0.5)
+        assert recorder.process is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "keeps ending" in recorder.status().error
+
+    async def runs() -> bool:
+        return recorder.process is not None and recorder.process.returncode is None
+
+    await eventually(runs)
+    await recorder.stop()
+
+
+async def test_a_recorder_that_keeps_ending_is_told(alone, eventually) -> None:
+    recorder = SpoolRecorder(alone)
+    await recorder.start()
+    assert recorder.status().error == ""
+    (recorder.folder / "recorder.lock").mkdir()  # so it ends as soon as it begins
+
+    async def told() -> bool:
+        return "keeps ending" in recorder.status().error
+
+    await eventually(told)
+    await recorder.stop()
+
+
+async def test_a_recorder_that_says_nothing_for_long_is_told(alone) -> None:
+    recorder = SpoolRecorder(alone)
+    segments = opened(recorder)
+    said = {"lines": 0, "recorded": 0, "failed": 0, "oldest": 0.0, "lag_s": 0.0, "error": ""}
+    status = recorder.folder / "status.json"
+    status.write_bytes(orjson.dumps({**said, "time": time.time()}))
+    assert recorder.status().error == ""
+    status.write_bytes(orjson.dumps({**said, "time": time.time() - 60}))
+    assert recorder.status().error == "the recorder's process has said nothing for 60 s"
+    segments.close()
+
+
+async def test_a_run_that_is_cancelled_while_the_api_stops_is_recorded(
+    alone, ending: Callable[..., LiveRun]
+) -> None:
+    recorder = SpoolRecorder(alone)
+    await recorder.start()
+    run = LiveRun("chat", "req_1")
+    recorder.started(run)
+    asyncio.get_running_loop().call_later(
+        0.1, lambda: recorder.ended(ending(run, state="CANCELLED", message="the client left"))
+    )
+    await recorder.stop()
+    journal = journal_of(recorder.folder)
+    assert [over.state for over in journal.take(dead=True).over] == ["CANCELLED"]
+    journal.close()
