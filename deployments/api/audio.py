@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,7 +18,7 @@ from blocks.storage import Media
 from deployments.api import parameters
 from deployments.api.body import limited
 from deployments.api.disconnect import ClientPresent
-from deployments.api.errors import told
+from deployments.api.errors import shortened, told
 from deployments.api.live import json_response, named, origin, origin_headers, recorder_of
 from flows.live import run_live
 from flows.transcribe import TranscribeRequest, transcribe
@@ -60,11 +61,15 @@ async def form_of(request: Request, max_bytes: int) -> AsyncIterator[FormData]:
     """The request's multipart form; large files are on disk until the block ends.
 
     Raises:
-        InvalidRequest: it is not a multipart form.
+        InvalidRequest: it is not a multipart form, or not in UTF-8.
         PayloadTooLarge: it has more than `max_bytes`.
     """
-    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+    content_type = request.headers.get("content-type", "")
+    if not content_type.lower().startswith("multipart/form-data"):
         raise InvalidRequest("send the recording as multipart/form-data, in the field 'file'")
+    charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8").decode("latin-1")
+    if charset.lower() not in ("utf-8", "utf8"):
+        raise InvalidRequest(f"charset {shortened(charset)!r} is not taken; send the form in UTF-8")
     whole = Request(request.scope, limited(request, max_bytes))
     try:
         async with whole.form(max_files=1, max_fields=32) as form:

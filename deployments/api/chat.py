@@ -22,9 +22,10 @@ from deployments.api.metrics import Metrics
 from flows.chat import ChatRequest, chat
 from flows.live import Recorder, run_live
 from tasks.live import LiveRun
-from tasks.protocol.shapes import Message
+from tasks.protocol.shapes import Content, Message
 from tasks.text import Completion, TextDelta
 
+MAX_MESSAGES = 4096  # each costs the event loop some microseconds
 _FINGERPRINT = f"smi-{importlib.metadata.version('smi')}"
 
 
@@ -32,6 +33,8 @@ class ChatMessage(Message):
     """One turn. What an assistant's earlier answer carries besides is passed over when it is empty."""
 
     model_config = ConfigDict(extra="allow")
+
+    content: Content | None = None  # type: ignore[assignment]  # `checked` says what is there in its stead
 
 
 class StreamOptions(BaseModel):
@@ -46,7 +49,7 @@ class ChatCompletionRequest(ChatRequest):
 
     model_config = ConfigDict(extra="allow")
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]  # type: ignore[assignment]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]  # type: ignore[assignment]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -71,6 +74,9 @@ class ChatCompletionRequest(ChatRequest):
                     message.model_extra, parameters.MESSAGE, known, f"messages[{index}]."
                 )
                 self.messages[index] = ChatMessage.model_construct(**message.model_dump(include=set(known)))
+            if message.content is None:
+                param = f"messages[{index}].content"
+                raise InvalidRequest(f"{param!r} is missing; give text", param=param)
         if self.max_tokens is None:
             self.max_tokens = self.max_completion_tokens
         return self

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from blocks.errors import InvalidRequest, NotFound, SmiError, UnknownParameter
 
 M = TypeVar("M", bound=BaseModel)
+MAX_NAME = 64
 log = logging.getLogger("smi.api")
 
 
@@ -24,9 +25,13 @@ class MethodNotAllowed(InvalidRequest):
     code, status = "method_not_allowed", 405
 
 
+class HeadersTooLarge(InvalidRequest):
+    code, status = "headers_too_large", 431
+
+
 def error_body(error: SmiError) -> bytes:
     """The error as OpenAI words it, in JSON."""
-    told = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    told = {"message": error.whole, "type": error.type, "param": error.param, "code": error.code}
     return to_json({"error": told})
 
 
@@ -92,8 +97,16 @@ def path(location: tuple[int | str, ...]) -> str:
     """A location as one writes it: `messages[0].role`."""
     text = ""
     for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{shortened(part)}" if text else shortened(part)
     return text
+
+
+def shortened(name: str) -> str:
+    """A name of the client's own, as long as an error may quote it."""
+    return name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..."
 
 
 async def _smi_error(request: Request, error: Any) -> Response:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import from_json
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
 
-from blocks.errors import Conflict, InvalidRequest
+from blocks.errors import Conflict, InvalidRequest, NotFound
 from blocks.storage import CHUNK, Media, Storage
 from deployments.api.audio import file_of, form_of
 from deployments.api.body import read_body
@@ -30,6 +32,15 @@ from tasks.dispatch import Priority
 from tasks.fleet import current_fleet
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+
+
+def _formed(job_id: str) -> str:
+    if re.fullmatch("job_[0-9a-f]{24}", job_id) is None:
+        raise NotFound("there is no such job: an id is 'job_' and 24 hexadecimal digits")
+    return job_id
+
+
+JobId = Annotated[str, AfterValidator(_formed)]
 
 
 class JobRequest(BaseModel):
@@ -101,7 +112,7 @@ async def submit_job(request: Request) -> JobObject:
     """With the header `Idempotency-Key`, handing in the same job again gives the job of the first time."""
     async with _handed_in(request) as (asked, upload):
         entry = flow_named(asked.flow)
-        job_id, storage = new_job_id(), (await current_fleet()).storage
+        job_id = new_job_id()
         values = _with_file(entry, asked, upload, job_id)
         content = parsed(entry.request, values, strict=not _is_form(request))
         model = heaviest_model(entry, content, (await current_fleet()).catalogue)
@@ -116,14 +127,9 @@ async def submit_job(request: Request) -> JobObject:
             digest=digest,
             idempotency_key=_idempotency_key(request),
         )
-        await asyncio.to_thread(_store, storage, job_id, content, upload.file if upload else None)
-    accepted: Job | None = None
-    try:
-        accepted = await _jobs(request).add(job)
-    finally:
-        if accepted is None or accepted.id != job_id:
-            await asyncio.to_thread(storage.remove, f"jobs/{job_id}")
-    return JobObject.of(accepted)
+        file = upload.file if upload else None
+        storage = (await current_fleet()).storage
+        return JobObject.of(await _accepted(storage, _jobs(request), job, content, file))
 
 
 @router.get("", summary="Your jobs, newest first")
@@ -133,12 +139,12 @@ async def list_jobs(request: Request, limit: Annotated[int, Query(ge=1, le=100)]
 
 
 @router.get("/{job_id}", summary="One job")
-async def get_job(request: Request, job_id: str) -> JobObject:
+async def get_job(request: Request, job_id: JobId) -> JobObject:
     return JobObject.of(await _jobs(request).get(job_id, request.state.key.id))
 
 
 @router.get("/{job_id}/result", summary="What the job's flow returned", response_model=None)
-async def get_result(request: Request, job_id: str) -> Response:
+async def get_result(request: Request, job_id: JobId) -> Response:
     """The result as JSON; 409 while there is none; the job's own error if it failed."""
     job = await _jobs(request).get(job_id, request.state.key.id)
     if job.state == "failed" and job.error:
@@ -153,7 +159,7 @@ async def get_result(request: Request, job_id: str) -> Response:
 
 
 @router.post("/{job_id}/cancel", summary="Cancel a job", status_code=202)
-async def cancel_job(request: Request, job_id: str) -> JobObject:
+async def cancel_job(request: Request, job_id: JobId) -> JobObject:
     """A job that waits is cancelled at once, one that runs soon after; one that is over is a conflict."""
     job = await _jobs(request).cancel(job_id, request.state.key.id)
     if job.state in ("succeeded", "failed"):
@@ -205,7 +211,7 @@ def _from_fields(fields: list[tuple[str, Any]]) -> JobRequest:
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
-        values = json.loads(text)
+        values = from_json(text)  # refuses lone surrogates, and what is nested too deeply
     except ValueError:
         values = None
     if not isinstance(values, dict):
@@ -231,6 +237,20 @@ def _with_file(entry: Entry, asked: JobRequest, upload: UploadFile | None, job_i
 
 def _upload_reference(job_id: str) -> str:
     return f"jobs/{job_id}/file"
+
+
+async def _accepted(
+    storage: Storage, jobs: Jobs, job: Submission, content: BaseModel, file: BinaryIO | None
+) -> Job:
+    """Store the job's files and accept it. They go again unless it is accepted, and as a new one."""
+    accepted: Job | None = None
+    try:
+        await asyncio.to_thread(_store, storage, job.id, content, file)
+        accepted = await jobs.add(job)
+    finally:
+        if accepted is None or accepted.id != job.id:
+            await asyncio.to_thread(storage.remove, f"jobs/{job.id}")
+    return accepted
 
 
 def _store(storage: Storage, job_id: str, content: BaseModel, file: BinaryIO | None) -> None:

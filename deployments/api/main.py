@@ -6,8 +6,9 @@ import uvicorn
 
 from blocks.settings import Settings
 from deployments.api.app import create_app
+from deployments.api.protocol import BoundedProtocol
 
-GRACE_S = 10  # how long answers may go on after a stop was asked for
+GRACE_S = 3  # how long answers may go on after a stop was asked for
 
 
 async def serve_api(settings: Settings) -> None:
@@ -20,7 +21,7 @@ async def serve_api(settings: Settings) -> None:
         create_app(settings),
         host=settings.host,
         port=settings.api_port,
-        http="httptools",
+        http=BoundedProtocol,
         ws="none",
         log_config=None,
         access_log=False,

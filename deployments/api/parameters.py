@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from blocks.errors import UnknownParameter, UnsupportedParameter
+from deployments.api.errors import MAX_NAME, shortened
 
 Neutral = Callable[[Any], bool]
 
@@ -74,10 +75,10 @@ def refuse_others(
         UnknownParameter: there is no such parameter; the message names one that is spelt alike.
     """
     for name, value in (extra or {}).items():
-        param = f"{at}{name}"
+        param = f"{at}{shortened(name)}"
         passes = neutral.get(name)
         if passes is None:
-            alike = difflib.get_close_matches(name, [*known, *neutral], 1)
+            alike = difflib.get_close_matches(name, [*known, *neutral], 1) if len(name) <= MAX_NAME else []
             hint = f"did you mean {alike[0]!r}?" if alike else "leave it out"
             raise UnknownParameter(f"{param!r} is not a parameter here; {hint}", param=param)
         if not passes(value):

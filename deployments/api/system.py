@@ -31,6 +31,7 @@ class Health(BaseModel):
     record_lag_s: float
 
 
+@router.head("/health", include_in_schema=False)  # as load balancers ask
 @router.get("/health", summary="Which parts are up")
 async def health(request: Request) -> Health:
     state = request.app.state

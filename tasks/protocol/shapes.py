@@ -18,11 +18,15 @@ def _flat(content: Any) -> Any:
         return content
     texts = []
     for part in content:
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f"content part {kind!r} is not supported here; give text")
+            named = f"{kind!r} " if isinstance(kind, str) and len(kind) <= 32 else ""
+            raise ValueError(f"content part {named}is not supported here; give text")
         texts.append(part["text"])
     return "\n".join(texts)
+
+
+Content = Annotated[str, BeforeValidator(_flat)]
 
 
 class Parameters(BaseModel):
@@ -47,7 +51,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     role: Role
-    content: Annotated[str, BeforeValidator(_flat)]
+    content: Content
     name: str | None = None
 
 

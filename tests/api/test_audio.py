@@ -134,3 +134,20 @@ async def test_an_upload_that_is_too_large_is_refused_at_once(smi: Any) -> None:
     writer.close()
     await writer.wait_closed()
     assert b" 413 " in answer
+
+
+@pytest.mark.parametrize("charset", ["undefined", "utf-7", "unicode_escape", "punycode", "latin-1"])
+@pytest.mark.parametrize("route", ["/v1/audio/transcriptions", "/v1/jobs"])
+async def test_a_form_is_in_utf_8(http: httpx.AsyncClient, route: str, charset: str) -> None:
+    part = b'--x\r\nContent-Disposition: form-data; name="flow"\r\n\r\n\\ud800+2AA-\r\n--x--\r\n'
+    sent = {"content-type": f"multipart/form-data; charset={charset}; boundary=x"}
+    response = await http.post(route, content=part, headers=sent)
+    assert response.status_code == 400, response.text
+    assert f"charset {charset!r}" in response.json()["error"]["message"]
+
+
+async def test_a_form_may_say_that_it_is_in_utf_8(http: httpx.AsyncClient) -> None:
+    part = b'--x\r\nContent-Disposition: form-data; name="langage"\r\n\r\nen\r\n--x--\r\n'
+    sent = {"content-type": 'multipart/form-data; charset="UTF-8"; boundary=x'}
+    response = await http.post("/v1/audio/transcriptions", content=part, headers=sent)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "langage")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from typing import Any
@@ -198,6 +199,17 @@ async def test_what_cannot_be_honoured_is_refused_by_name(
             "messages[1].tool_calls",
             "unsupported_parameter",
         ),
+        (
+            {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]},
+            "messages[0].tool_calls",
+            "unsupported_parameter",
+        ),
+        (
+            {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
+            "messages[0].function_call",
+            "unsupported_parameter",
+        ),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content", "invalid_value"),
         ({"messages": []}, "messages", "invalid_value"),
         ({"messages": "hello"}, "messages", "invalid_value"),
         ({"messages": None}, "messages", "invalid_value"),
@@ -284,3 +296,36 @@ async def test_an_unknown_model(client: openai.AsyncOpenAI, stream: bool) -> Non
     with pytest.raises(openai.NotFoundError) as caught:
         await client.chat.completions.create(model="whisper-1", messages=[{"role": "user", "content": "x"}])
     assert "transcription" in str(caught.value)
+
+
+async def test_many_messages_do_not_block_the_others(http: httpx.AsyncClient) -> None:
+    messages = b",".join([b'{"role":"user","content":"","refusal":null}'] * 600_000)
+    body = b'{"model":"echo","messages":[%b]}' % messages
+    large = asyncio.create_task(http.post("/v1/chat/completions", content=body))
+    longest = 0.0
+    while not large.done():
+        begun = time.monotonic()
+        assert (await http.get("/health")).status_code == 200
+        longest = max(longest, time.monotonic() - begun)
+    response = await large
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
+    assert "at most 4096" in response.json()["error"]["message"]
+    assert longest < 2
+
+
+async def test_long_names_are_not_looked_up_and_not_repeated(http: httpx.AsyncClient) -> None:
+    name = "temperature" * 100_000
+    for body in (ask(**{name: 1}), ask(stream=True, stream_options={name: 1})):
+        response = await http.post("/v1/chat/completions", json=body)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "unknown_parameter")
+        assert len(error["message"]) < 200
+        assert len(error["param"]) < 100
+
+
+@pytest.mark.parametrize("kind", [{"a": "SECRET"}, ["SECRET"], "SECRET" * 20])
+async def test_what_a_client_sent_as_a_type_is_not_repeated(http: httpx.AsyncClient, kind: Any) -> None:
+    message = {"role": "user", "content": [{"type": kind}]}
+    response = await http.post("/v1/chat/completions", json=ask(messages=[message]))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "messages[0].content")
+    assert "SECRET" not in response.text

@@ -121,3 +121,9 @@ async def test_request_ids_go_out_on_errors_too(http: httpx.AsyncClient) -> None
     assert response.headers["x-request-id"] == "My.Id-1_2"
     ids = {(await http.get("/health")).headers["x-request-id"] for _ in range(3)}
     assert len(ids) == 3
+
+
+async def test_load_balancers_ask_for_health_by_head(smi: Any) -> None:
+    async with httpx.AsyncClient(base_url=smi.url, trust_env=False) as anyone:
+        response = await anyone.head("/health")
+        assert (response.status_code, response.content) == (200, b"")

@@ -1,18 +1,26 @@
 """Jobs through a whole installation."""
 
 import asyncio
+import io
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
+from pydantic_core import PydanticSerializationError
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from blocks.settings import Settings
 from blocks.storage import Storage
+from deployments.api.jobs import _accepted
+from deployments.jobs.store import Jobs, Submission, new_job_id
 from deployments.jobs.stored import Stored
+from flows.chat import ChatRequest
 
 SECRET = "zanzibar-7391"
 PARAMETERS = {"model": "echo", "messages": [{"role": "user", "content": "hello"}]}
@@ -301,3 +309,33 @@ async def test_media_that_is_none_fails_its_job_with_the_reason(client: Any) -> 
     assert (job["status"], job["attempt"], job["error"]["code"]) == ("failed", 1, "invalid_media")
     result = await client.http.get(f"/v1/jobs/{job['id']}/result")
     assert (result.status_code, result.json()["error"]["code"]) == (400, "invalid_media")
+
+
+@pytest.mark.parametrize("job_id", ["%00", "a%00b", "job_1", "JOB_" + "0" * 24, "job_" + "0" * 24, "%ff"])
+async def test_what_is_no_job_is_not_found(client: Any, job_id: str) -> None:
+    answers = [
+        await client.http.get(f"/v1/jobs/{job_id}"),
+        await client.http.get(f"/v1/jobs/{job_id}/result"),
+        await client.http.post(f"/v1/jobs/{job_id}/cancel"),
+    ]
+    assert [answer.status_code for answer in answers] == [404] * 3
+    assert [answer.json()["error"]["code"] for answer in answers] == ["not_found"] * 3
+
+
+@pytest.mark.parametrize("prompt", ['"\\ud800"', "[" * 100_000, "9" * 5000, "NaN"])
+async def test_parameters_that_are_no_proper_json(smi: Any, client: Any, prompt: str) -> None:
+    before = set((smi.home / "storage" / "jobs").glob("*"))
+    fields = {"flow": "transcribe", "parameters": f'{{"model": "whisper-1", "prompt": {prompt}}}'}
+    answer = await client.http.post("/v1/jobs", data=fields, files={"file": ("a.wav", b"RIFF")})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] in ("parameters", "prompt")
+    assert set((smi.home / "storage" / "jobs").glob("*")) <= before
+
+
+async def test_an_upload_goes_when_what_comes_after_it_fails(engine: AsyncEngine, tmp_path: Path) -> None:
+    job = Submission(new_job_id(), "req_1", key_id=1, flow="chat", model="", priority="normal", digest="")
+    lone, proper = (ChatRequest.model_construct(model=name, messages=[]) for name in ("\ud800", "echo"))
+    for content, error in ((lone, PydanticSerializationError), (proper, IntegrityError)):  # no such key
+        with pytest.raises(error):
+            await _accepted(Storage(str(tmp_path)), Jobs(engine), job, content, io.BytesIO(b"RIFF"))
+    assert list((tmp_path / "jobs").iterdir()) == []
