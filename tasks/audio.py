@@ -11,7 +11,7 @@ from tasks.step import step
 
 @step
 async def hear(
-    model: str, audio: Media, parameters: TranscriptionParameters, priority: Priority = "normal"
+    model: str, audio: Media, parameters: TranscriptionParameters, priority: Priority | None = None
 ) -> TranscriptionResult:
     """Write down what is said in `audio` (any container that PyAV reads)."""
     done = await infer("transcription", model, parameters, media=audio, priority=priority)

@@ -8,6 +8,7 @@ memory or refuses.
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +27,9 @@ Priority = Literal["high", "normal", "low"]
 Reason = Literal["warm", "loading", "load", "evict", "wait"]
 NODE_WAIT_S = 5.0  # how long a request waits for a first node, as after a start
 WIRE_PRIORITY = {"high": HIGH, "normal": NORMAL, "low": LOW}
+
+# That of the job which the code runs for; requests that name none have it.
+job_priority: ContextVar[Priority] = ContextVar("smi_job_priority", default="normal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ async def infer(
     *,
     media: Media | None = None,
     on_event: OnEvent | None = None,
-    priority: Priority = "normal",
+    priority: Priority | None = None,
     deadline_s: float = 0,
 ) -> Done:
     """Run one request of adapter `task` on the node that the dispatcher chooses.
@@ -124,6 +128,7 @@ async def infer(
     Args:
         model: name or alias in the catalogue; `""` is the first model of `task`.
         parameters: as the adapter defines them.
+        priority: None means the job's own; normal outside of a job.
         on_event: gets deltas and progress; without it everything comes in `Done`.
 
     Raises:
@@ -131,6 +136,7 @@ async def infer(
     """
     fleet = await current_fleet()
     entry = fleet.catalogue.get(model, task) if model else fleet.catalogue.default(task)
+    priority = priority or job_priority.get()
     need = Need(entry.name, int(entry.memory), priority)
     header = Header(
         request_id=_request_id(),

@@ -27,7 +27,7 @@ class Completion(BaseModel):
 
 
 @step
-async def generate(model: str, parameters: ChatParameters, priority: Priority = "normal") -> Completion:
+async def generate(model: str, parameters: ChatParameters, priority: Priority | None = None) -> Completion:
     """Answer a conversation; deltas are emitted where a client waits for them."""
     run = current()
     streamed = run is not None and run.sink is not None

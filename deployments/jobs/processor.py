@@ -28,7 +28,7 @@ from deployments.jobs.runs import TERMINAL, NotStarted, Run, Runs
 from deployments.jobs.store import CHANNEL, Job, Jobs, Kind
 from deployments.jobs.stored import Failure, Stored
 from deployments.pools import RUNS_PER_NODE
-from tasks.dispatch import Need, Priority, choose
+from tasks.dispatch import Need, choose
 from tasks.fleet import Fleet, close_fleet, current_fleet
 from tasks.prefect_api import prefect_http
 
@@ -222,10 +222,10 @@ class Processor:
         nodes = [node for node in self.fleet.nodes.values() if room[node.pool] > 0]
         if not nodes or not await self.runs.deployed(kind.flow):
             return None
-        priority: Priority = kind.priority  # type: ignore[assignment]
         try:
             model = self.fleet.catalogue.get(kind.model)
-            return self.fleet.nodes[choose(nodes, Need(model.name, int(model.memory), priority)).node].pool
+            need = Need(model.name, int(model.memory), kind.priority)
+            return self.fleet.nodes[choose(nodes, need).node].pool
         except Unavailable:
             return None
         except ModelNotFound:  # taken out of the catalogue since: the flow says so

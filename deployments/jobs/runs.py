@@ -77,7 +77,7 @@ class Runs:
                 "name": job.request_id,
                 "flow_id": flow_id,
                 "deployment_id": deployment_id,
-                "parameters": {"request": Stored.of(job.id, job.attempt).model_dump()},
+                "parameters": {"request": Stored.of(job.id, job.attempt, job.priority).model_dump()},
                 "idempotency_key": _key(job),
                 "work_pool_name": job.pool,
                 "work_queue_name": job.priority,

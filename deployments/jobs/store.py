@@ -19,6 +19,7 @@ from sqlalchemy import (
     DateTime,
     ForeignKey,
     Index,
+    String,
     UniqueConstraint,
     Update,
     bindparam,
@@ -70,7 +71,7 @@ class Job(Base):
     key_id: Mapped[int] = mapped_column(ForeignKey(Key.id))
     flow: Mapped[str]
     model: Mapped[str]
-    priority: Mapped[str]
+    priority: Mapped[Priority] = mapped_column(String)
     idempotency_key: Mapped[str | None]
     digest: Mapped[str]
     state: Mapped[str] = mapped_column(default="accepted")
@@ -92,7 +93,7 @@ class Kind(NamedTuple):
 
     flow: str
     model: str
-    priority: str
+    priority: Priority
 
 
 KIND = (Job.flow, Job.model, Job.priority)

@@ -2,7 +2,7 @@
 
 Content never enters Prefect: a job's flow run has the parameters
 
-    {"request": {"reference": "jobs/job_1/request.json", "attempt": 2}}
+    {"request": {"reference": "jobs/job_1/request.json", "attempt": 2, "priority": "low"}}
 
 and the worker that runs it reads the request there and writes `jobs/job_1/2/result.json` or
 `jobs/job_1/2/error.json` before Prefect hears how the run ended.
@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blocks.errors import SmiError, from_code
+from tasks.dispatch import Priority
 
 
 class Stored(BaseModel):
@@ -25,10 +26,11 @@ class Stored(BaseModel):
 
     reference: str = Field(pattern=r"^jobs/[A-Za-z0-9_-]+/request\.json$")
     attempt: int = Field(1, ge=1)
+    priority: Priority = "normal"
 
     @classmethod
-    def of(cls, job_id: str, attempt: int = 1) -> Stored:
-        return cls(reference=f"jobs/{job_id}/request.json", attempt=attempt)
+    def of(cls, job_id: str, attempt: int = 1, priority: Priority = "normal") -> Stored:
+        return cls(reference=f"jobs/{job_id}/request.json", attempt=attempt, priority=priority)
 
     @classmethod
     def found_in(cls, request: Any) -> Stored | None:

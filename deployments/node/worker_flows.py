@@ -25,6 +25,7 @@ from blocks.storage import Storage
 from deployments.jobs.requests import parsed
 from deployments.jobs.stored import Failure, Stored
 from flows.registry import FLOWS
+from tasks.dispatch import job_priority
 from tasks.step import content_free
 
 PACKAGE = Path(flows.__file__).resolve().parent
@@ -133,6 +134,7 @@ async def _perform(flow: Flow[..., Any], request: Any, storage: Storage) -> Any:
     stored = Stored.found_in(request)
     if stored is None:
         return await flow.fn(parsed(model, request))
+    job_priority.set(stored.priority)  # in this run's own task, and so for its steps alone
     try:
         values = json.loads(await asyncio.to_thread(storage.read, stored.reference))
         result = await flow.fn(parsed(model, values))

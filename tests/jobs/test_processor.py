@@ -154,3 +154,15 @@ async def test_what_a_job_left_fails_that_job_alone(processor: Processor, error:
     seen = await processor.jobs.get(job.id, 1)
     assert seen.state == "failed"
     assert Failure.model_validate(seen.error).code == "internal_error"
+
+
+async def test_a_jobs_priority_holds_in_its_nodes_queue(client: Any) -> None:
+    """All three runs are under way; the model has one slot."""
+    first = await client.chat(" ".join("w" * 80), model="echo-single")
+    runs = [await client.until(first, "running")]
+    for priority in ("low", "high"):
+        job = await client.chat(" ".join("w" * 10), model="echo-single", priority=priority)
+        runs.append(await client.until(job, "running"))
+    _, low, high = [await client.over(job) for job in runs]
+    assert (low["status"], high["status"]) == ("succeeded", "succeeded")
+    assert high["ended_at"] < low["ended_at"]
