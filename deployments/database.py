@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import DeclarativeBase
 
@@ -39,3 +40,11 @@ async def create_tables(engine: AsyncEngine) -> None:
     async with engine.begin() as connection:
         await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _SCHEMA_LOCK})
         await connection.run_sync(Base.metadata.create_all)
+
+
+def unfit(error: BaseException) -> bool:
+    """Whether the data are at fault; SQLAlchemy's classes do not tell that from a database that is away."""
+    if not isinstance(error, DBAPIError):
+        return isinstance(error, ValueError)
+    # SQLSTATE classes: 22 data exception, 23 integrity constraint violation.
+    return (getattr(error.orig, "sqlstate", None) or "")[:2] in ("22", "23")

@@ -10,11 +10,13 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, to_json
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from blocks.errors import InvalidRequest, NotFound, SmiError, UnknownParameter
+from blocks.errors import InvalidRequest, NotFound, SmiError, Unavailable, UnknownParameter
+from deployments.database import unfit
 
 M = TypeVar("M", bound=BaseModel)
 MAX_NAME = 64
@@ -49,6 +51,9 @@ def unexpected(error: BaseException, request_id: str) -> SmiError:
 
     Neither tells the error's own text: that of a validation error, say, holds the request's content.
     """
+    if isinstance(error, SQLAlchemyError | ConnectionError) and not unfit(error):
+        log.error("request %s: the database does not answer (%s)", request_id, type(error).__name__)
+        return Unavailable("the database does not answer; try again", retry_after=5)
     frames = []
     cause: BaseException | None = error
     while cause is not None:
@@ -88,7 +93,8 @@ def _in_words(detail: ErrorDetails) -> InvalidRequest:
         case "extra_forbidden":
             return UnknownParameter(f"{param!r} is not a parameter here; leave it out", param=param)
         case "missing":
-            return InvalidRequest(f"{param!r} is missing", param=param)
+            cure = "; GET /v1/models lists what there is" if param == "model" else ""
+            return InvalidRequest(f"{param!r} is missing{cure}", param=param)
     said = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
     return InvalidRequest(f"{param!r} is wrong: {said[0].lower()}{said[1:]}", param=param)
 

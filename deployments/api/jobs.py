@@ -18,12 +18,13 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
 
-from blocks.errors import Conflict, InvalidRequest, NotFound
+from blocks.errors import Conflict, InvalidRequest, NotFound, SmiError
 from blocks.storage import CHUNK, Media, Storage
 from deployments.api.audio import file_of, form_of
 from deployments.api.body import read_body
 from deployments.api.docs import takes_json
 from deployments.api.errors import parse
+from deployments.database import unfit
 from deployments.jobs.requests import heaviest_model, parsed
 from deployments.jobs.store import Job, Jobs, JobState, Submission, new_job_id
 from deployments.jobs.stored import Failure, Stored
@@ -243,12 +244,18 @@ async def _accepted(
     storage: Storage, jobs: Jobs, job: Submission, content: BaseModel, file: BinaryIO | None
 ) -> Job:
     """Store the job's files and accept it. They go again unless it is accepted, and as a new one."""
-    accepted: Job | None = None
+    stored = needed = False
     try:
         await asyncio.to_thread(_store, storage, job.id, content, file)
+        stored = True
         accepted = await jobs.add(job)
+        needed = accepted.id == job.id
+    except BaseException as error:
+        # A database that broke off may have accepted it: then they must stay.
+        needed = stored and not (isinstance(error, SmiError) or unfit(error))
+        raise
     finally:
-        if accepted is None or accepted.id != job.id:
+        if not needed:
             await asyncio.to_thread(storage.remove, f"jobs/{job.id}")
     return accepted
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,17 +9,6 @@ from starlette.responses import Response
 from flows.live import Recorder
 from tasks.fleet import current_fleet
 from tasks.live import LiveRun
-
-R = TypeVar("R")
-
-
-class Origin(BaseModel):
-    """Field `smi` of an answer: where it came from."""
-
-    tier: str
-    model: str
-    node: str
-    request_id: str
 
 
 def recorder_of(request: Request) -> Recorder:
@@ -36,7 +22,7 @@ async def named(model: str, task: str) -> str:
 
 
 def origin(run: LiveRun) -> dict[str, str]:
-    """Where `run`'s answer came from, as `Origin`."""
+    """Where `run`'s answer came from: field `smi` of an answer."""
     labels = run.labels
     return {
         "tier": str(labels.get("tier", "")),

@@ -11,7 +11,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from blocks.errors import InvalidRequest, SmiError
+from blocks.errors import Cancelled, InvalidRequest, SmiError
 from deployments.api.auth import PUBLIC, authenticate
 from deployments.api.errors import error_response, unexpected
 from deployments.api.keys import Keys
@@ -59,8 +59,10 @@ class RequestMiddleware:
             await self.app(scope, receive, answer)
         except Exception as error:  # noqa: BLE001 (logged by `unexpected`; nothing may reach the server)
             told = error if isinstance(error, SmiError) else unexpected(error, state["request_id"])
+            if status and isinstance(told, Cancelled):
+                return  # the client has left in the midst of its answer
             if status:
-                # Too late for another answer: the server must break the connection, without a word.
+                # Too late for another answer: the server must break the connection.
                 raise ConnectionAbortedError("an answer broke off") from None
             await error_response(told)(scope, receive, answer)
         finally:

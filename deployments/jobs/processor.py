@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from blocks.errors import ModelNotFound, RunLost, Unavailable
 from blocks.settings import Settings
 from blocks.storage import Storage
-from deployments.database import create_tables, engine_for
+from deployments.database import create_tables, engine_for, unfit
 from deployments.jobs.runs import TERMINAL, NotStarted, Run, Runs
 from deployments.jobs.store import CHANNEL, Job, Jobs, Kind
 from deployments.jobs.stored import Failure, Stored
@@ -143,7 +143,7 @@ class Processor:
         try:
             await self._conclude(job, state, name)
         except (DBAPIError, ValueError) as error:
-            if not _unfit(error):
+            if not unfit(error):
                 raise
             log.error("%s: its end cannot be stored (%s)", job.id, type(error).__name__)
             lost = Failure(code="internal_error", message="how the job ended could not be stored")
@@ -230,14 +230,6 @@ class Processor:
             return None
         except ModelNotFound:  # taken out of the catalogue since: the flow says so
             return nodes[0].pool
-
-
-def _unfit(error: DBAPIError | ValueError) -> bool:
-    """Whether the data are at fault; SQLAlchemy's classes do not tell that from a database that is away."""
-    if isinstance(error, ValueError):
-        return True
-    # SQLSTATE classes: 22 data exception, 23 integrity constraint violation.
-    return (getattr(error.orig, "sqlstate", None) or "")[:2] in ("22", "23")
 
 
 def _orphaned(run: Run, silences: dict[str, float]) -> bool:

@@ -20,7 +20,7 @@ from deployments.pools import RUNS_PER_NODE
 
 log = logging.getLogger("smi.worker")
 
-STOP_S = 10.0  # how long flow runs may take to report that they were stopped
+STOP_S = 4.0  # how long flow runs may take to report that they were stopped
 
 
 def main() -> None:
