@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -22,6 +23,7 @@ from blocks.errors import ConfigurationError
 from deployments.api.main import GRACE_S
 from deployments.recorder.spool import DRAIN_S, OPEN_S
 from deployments.up import installation
+from deployments.up.prefect_server import http_answers
 from deployments.up.processes import HOME, SERVICE, Recorded, State, members, only_one, stop_leftovers
 from deployments.up.supervise import Service, StartFailed, Supervisor
 
@@ -103,6 +105,28 @@ def test_a_child_that_dies_is_started_again(smi):
     smi.pids["jobs"] = State.read(smi.home).processes["jobs"].pid
 
 
+async def test_a_stream_that_is_open_when_the_api_stops_is_recorded_as_cancelled(smi, http, prefect):
+    api = State.read(smi.home).processes["api"]
+    asked = {"model": "echo-slow", "stream": True, "messages": [{"role": "user", "content": "sea " * 2000}]}
+    async with http.stream("POST", "/v1/chat/completions", json=asked) as answer:
+        pieces = answer.aiter_bytes()
+        await anext(pieces)
+        began = time.monotonic()
+        os.kill(api.pid, signal.SIGTERM)
+        with pytest.raises(httpx.RemoteProtocolError):
+            _ = [piece async for piece in pieces]
+    while api.process() is not None:
+        await asyncio.sleep(0.05)
+    assert time.monotonic() - began < installation.STOP_S["api"]
+    async with asyncio.timeout(30):
+        while smi.pids["api"] == api.pid or not await http_answers(f"{smi.url}/health"):
+            await asyncio.sleep(0.1)
+            smi.pids["api"] = State.read(smi.home).processes["api"].pid
+    named = {"flow_runs": {"name": {"any_": [answer.headers["x-request-id"]]}}}
+    runs = (await prefect.post("/flow_runs/filter", json=named)).json()
+    assert [run["state_type"] for run in runs] == ["CANCELLED"]
+
+
 def test_a_pid_with_another_start_time_is_somebody_else(tmp_path):
     me = Recorded.of("node", os.getpid())
     other = Recorded("node", me.pid, me.started - 60)
@@ -152,6 +176,7 @@ def test_a_shell_with_the_environment_of_a_child_is_spared(tmp_path):
     shell = ["sh", "-c", 'sleep 30 & "$0" -c "$1"; kill $!', sys.executable, find]
     with child(tmp_path, "node", "sleep", "60") as stray, child(tmp_path, "jobs", *shell) as ours:
         assert json.loads(ours.stdout.readline()) == [stray.pid]
+        ours.wait()
 
 
 @pytest.mark.parametrize(("service", "sign"), [("postgres", "SIGINT"), ("jobs", "SIGTERM")])
