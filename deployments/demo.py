@@ -23,7 +23,7 @@ from deployments.client import ApiClient
 QUESTION = Path(__file__).parent.parent / "tests" / "data" / "speech" / "question.wav"
 JOB_S = 120
 RECORD_S = 15
-STOP_S = 30
+STOP_S = 45
 
 
 def say(text: str) -> None:

@@ -18,7 +18,7 @@ import openai
 import psutil
 import pytest
 
-STOP_S = 30
+STOP_S = 45
 
 MODELS = """
 [echo-slow]

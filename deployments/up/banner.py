@@ -24,7 +24,8 @@ def text(settings: Settings, key: str | None) -> str:
     url = f"http://{settings.host}:{settings.api_port}"
     shown = key or "$OPENAI_API_KEY"
     told = f"{key}   (shown this once)" if key else "as before; lost? `smi up --new-key`"
-    body = '{"model": "smollm2-135m", "messages": [{"role": "user", "content": "What is the sea?"}]}'
+    exported = f"export OPENAI_API_KEY={key}" if key else "# export OPENAI_API_KEY=<your key>"
+    body = '{"model": "smollm2-135m", "max_tokens": 100, "messages": [{"role": "user", "content": "What is the sea?"}]}'
     return f"""
 SMI is up.  {url}/docs
 
@@ -34,7 +35,7 @@ SMI is up.  {url}/docs
   home    {settings.home}   (logs: `smi logs`)
 
   export OPENAI_BASE_URL={url}/v1
-  export OPENAI_API_KEY={shown if key else "..."}
+  {exported}
   curl {url}/v1/chat/completions -H "Authorization: Bearer {shown}" \\
     -H 'Content-Type: application/json' -d '{body}'
 

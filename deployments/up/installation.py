@@ -25,7 +25,7 @@ STOP_S = {  # for each to stop in order; what is inside must need less
     "api": 8,  # answers go on for 3 s, then the record is written for 3 s
     "jobs": 4,
     "node": 8,  # it lets go of what it works on, its worker and its runners: 7 s
-    "prefect": 4,
+    "prefect": 8,
     "postgres": 8,  # it writes all to disk
 }
 DOWN_S = sum(STOP_S.values()) + 10  # with what they leave behind
