@@ -25,7 +25,8 @@ def text(settings: Settings, key: str | None) -> str:
     shown = key or "$OPENAI_API_KEY"
     told = f"{key}   (shown this once)" if key else "as before; lost? `smi up --new-key`"
     exported = f"export OPENAI_API_KEY={key}" if key else "# export OPENAI_API_KEY=<your key>"
-    body = '{"model": "smollm2-135m", "max_tokens": 100, "messages": [{"role": "user", "content": "What is the sea?"}]}'
+    messages = '[{"role": "user", "content": "What is the sea?"}]'
+    body = f'{{"model": "smollm2-135m", "max_tokens": 100, "messages": {messages}}}'
     return f"""
 SMI is up.  {url}/docs
 
