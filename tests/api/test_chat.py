@@ -264,7 +264,7 @@ async def test_missing_parameters_are_named(http: httpx.AsyncClient, missing: st
     body = {name: value for name, value in ask().items() if name != missing}
     response = await http.post("/v1/chat/completions", json=body)
     assert response.status_code == 400
-    assert response.json()["error"]["message"] == f"{missing!r} is missing"
+    assert response.json()["error"]["message"].startswith(f"{missing!r} is missing")
 
 
 @pytest.mark.parametrize(

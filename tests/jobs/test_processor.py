@@ -1,5 +1,6 @@
 """The processor's turn, on a database of its own and the installation's Prefect."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from blocks.settings import Settings
+from blocks.settings import Settings, load_settings
 from blocks.storage import Storage
 from deployments.api.keys import new_key
 from deployments.jobs.processor import CANDIDATES, Processor
@@ -17,6 +18,7 @@ from deployments.jobs.store import Job, Submission, new_job_id
 from deployments.jobs.stored import Failure, Stored
 from tasks.fleet import Fleet, Node
 
+SINGLE = "echo-single"
 POOL = "jobs-test"  # no worker serves it
 
 
@@ -156,13 +158,27 @@ async def test_what_a_job_left_fails_that_job_alone(processor: Processor, error:
     assert Failure.model_validate(seen.error).code == "internal_error"
 
 
-async def test_a_jobs_priority_holds_in_its_nodes_queue(client: Any) -> None:
-    """All three runs are under way; the model has one slot."""
-    first = await client.chat(" ".join("w" * 80), model="echo-single")
-    runs = [await client.until(first, "running")]
-    for priority in ("low", "high"):
-        job = await client.chat(" ".join("w" * 10), model="echo-single", priority=priority)
-        runs.append(await client.until(job, "running"))
-    _, low, high = [await client.over(job) for job in runs]
+async def test_a_jobs_priority_holds_in_its_nodes_queue(smi: Any, client: Any) -> None:
+    """The model has one slot; the first job holds it until the two others wait at the node."""
+    fleet = Fleet(load_settings(home=smi.home))
+    await fleet.start()
+
+    async def until(active: int, queued: int) -> None:
+        async with asyncio.timeout(30):
+            seen: list[tuple[int, int]] = []
+            while (active, queued) not in seen:
+                await asyncio.sleep(0.05)
+                runners = [node.runners.get(SINGLE) for node in fleet.nodes.values()]
+                seen = [(runner.active, runner.queued) for runner in runners if runner]
+
+    first = await client.until(await client.chat(" ".join("w" * 1000), model=SINGLE), "running")
+    await until(1, 0)
+    jobs = []
+    for count, priority in enumerate(("low", "high"), start=1):
+        jobs.append(await client.chat(" ".join("w" * 10), model=SINGLE, priority=priority))
+        await until(1, count)
+    await fleet.stop()
+    await client.http.post(f"/v1/jobs/{first['id']}/cancel")
+    low, high = [await client.over(job) for job in jobs]
     assert (low["status"], high["status"]) == ("succeeded", "succeeded")
     assert high["ended_at"] < low["ended_at"]
