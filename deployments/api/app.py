@@ -36,7 +36,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     state.metrics.registry.register(Surroundings(state.recorder.status, lambda: len(fleet.nodes)))
     try:
         await state.keys.start()
-        # What was imported stays: without it, collections are short (0.1 ms of every request).
+        # What was imported stays, and collections need not look at it again.
         gc.collect()
         gc.freeze()
         yield
