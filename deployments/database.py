@@ -6,12 +6,14 @@ import importlib
 
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import DeclarativeBase
 
 from blocks.settings import Settings
 
 TABLES = ("deployments.api.keys", "deployments.jobs.store")  # the modules that declare tables
+UNFIT = ("22", "23")  # SQLSTATE classes: data exception, integrity constraint violation
 _SCHEMA_LOCK = 0x534D49  # "SMI"; any fixed number does
 
 
@@ -42,9 +44,19 @@ async def create_tables(engine: AsyncEngine) -> None:
         await connection.run_sync(Base.metadata.create_all)
 
 
+def away(error: BaseException) -> bool:
+    """Whether the database does not answer, or broke off; a wrong statement is our bug and no such case."""
+    if isinstance(error, DBAPIError):
+        return _state_class(error) not in (*UNFIT, "42")
+    return isinstance(error, ConnectionError | PoolTimeout)
+
+
 def unfit(error: BaseException) -> bool:
     """Whether the data are at fault; SQLAlchemy's classes do not tell that from a database that is away."""
     if not isinstance(error, DBAPIError):
         return isinstance(error, ValueError)
-    # SQLSTATE classes: 22 data exception, 23 integrity constraint violation.
-    return (getattr(error.orig, "sqlstate", None) or "")[:2] in ("22", "23")
+    return _state_class(error) in UNFIT
+
+
+def _state_class(error: DBAPIError) -> str:
+    return (getattr(error.orig, "sqlstate", None) or "")[:2]

@@ -39,7 +39,6 @@ class Need:
     model: str
     memory: int
     priority: Priority = "normal"
-    policy: str = "on-premises"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,6 @@ async def infer(
     media: Media | None = None,
     on_event: OnEvent | None = None,
     priority: Priority | None = None,
-    deadline_s: float = 0,
 ) -> Done:
     """Run one request of adapter `task` on the node that the dispatcher chooses.
 
@@ -144,7 +142,6 @@ async def infer(
         task=task,
         parameters=parameters.wire(),
         priority=WIRE_PRIORITY[priority],
-        deadline_s=deadline_s,
         stream=on_event is not None,
         media=media is not None,
     )

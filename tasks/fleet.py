@@ -74,9 +74,9 @@ class Fleet:
         self.loop = asyncio.get_running_loop()
         self.catalogue: Catalogue = load_catalogue(settings.home)
         self.storage = Storage(settings.storage)
-        self.client = Client(settings.require("join_token"))
         self.nodes: dict[str, Node] = {}
         self._token = settings.require("join_token")
+        self.client = Client(self._token)
         self._machine = machine_id()
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._discovery: asyncio.Task[None] | None = None

@@ -6,6 +6,8 @@ import httpx
 
 from blocks.settings import Settings
 
+TERMINAL = ["COMPLETED", "FAILED", "CRASHED", "CANCELLED"]  # types of states that a run does not leave
+
 
 def prefect_http(settings: Settings, timeout_s: float = 10) -> httpx.AsyncClient:
     """A client whose paths start at Prefect's `/api`."""

@@ -10,13 +10,12 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, to_json
-from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from blocks.errors import InvalidRequest, NotFound, SmiError, Unavailable, UnknownParameter
-from deployments.database import unfit
+from deployments.database import away
 
 M = TypeVar("M", bound=BaseModel)
 MAX_NAME = 64
@@ -51,7 +50,7 @@ def unexpected(error: BaseException, request_id: str) -> SmiError:
 
     Neither tells the error's own text: that of a validation error, say, holds the request's content.
     """
-    if isinstance(error, SQLAlchemyError | ConnectionError) and not unfit(error):
+    if away(error):
         log.error("request %s: the database does not answer (%s)", request_id, type(error).__name__)
         return Unavailable("the database does not answer; try again", retry_after=5)
     frames = []

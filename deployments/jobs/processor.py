@@ -24,13 +24,13 @@ from blocks.errors import ModelNotFound, RunLost, Unavailable
 from blocks.settings import Settings
 from blocks.storage import Storage
 from deployments.database import create_tables, engine_for, unfit
-from deployments.jobs.runs import TERMINAL, NotStarted, Run, Runs
+from deployments.jobs.runs import NotStarted, Run, Runs
 from deployments.jobs.store import CHANNEL, Job, Jobs, Kind
 from deployments.jobs.stored import Failure, Stored
 from deployments.pools import RUNS_PER_NODE
 from tasks.dispatch import Need, choose
 from tasks.fleet import Fleet, close_fleet, current_fleet
-from tasks.prefect_api import prefect_http
+from tasks.prefect_api import TERMINAL, prefect_http
 
 BUSY_S = 0.25  # between turns while jobs run
 IDLE_S = 1.0  # and while none does; a new job rings the bell

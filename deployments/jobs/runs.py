@@ -12,8 +12,8 @@ import httpx
 
 from deployments.jobs.store import Job
 from deployments.jobs.stored import Stored
+from tasks.prefect_api import TERMINAL
 
-TERMINAL = ["COMPLETED", "FAILED", "CRASHED", "CANCELLED"]
 PAGE = 200  # Prefect's limit
 
 

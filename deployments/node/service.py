@@ -198,7 +198,7 @@ class Node:
         try:
             model = self._catalogue.get(request.model)
         except NotFound as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, error.message)
+            await context.abort(grpc.StatusCode[error.grpc_status], error.message)
         try:
             unloaded = await self._runners.unload(model.name, if_idle=request.if_idle)
         except LoadFailed as error:

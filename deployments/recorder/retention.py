@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 
 from deployments.recorder.prefect_runs import TAG
+from tasks.prefect_api import TERMINAL
 
 BATCH = 50  # Prefect's limit for a deletion
 PAUSE_S = 1.0
 ROUND_S = 180.0
-OVER = ["COMPLETED", "FAILED", "CRASHED", "CANCELLED"]
 
 log = logging.getLogger("smi.recorder")
 
@@ -57,7 +57,7 @@ async def _boundary(http: httpx.AsyncClient, days: float, most: int) -> str:
 
 def _live() -> dict[str, Any]:
     """Live runs that are over."""
-    return {"tags": {"all_": [TAG]}, "state": {"type": {"any_": OVER}}}
+    return {"tags": {"all_": [TAG]}, "state": {"type": {"any_": TERMINAL}}}
 
 
 async def _delete(http: httpx.AsyncClient, which: dict[str, Any]) -> int:
