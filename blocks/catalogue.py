@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
 
@@ -29,6 +29,10 @@ class Model(BaseModel):
     source: str = Field(
         default="",
         description="package:NAME/PATH (weights in a Python package), hf:ORG/NAME (hub), a path, or a URL",
+    )
+    tier: Literal["local", "cloud"] = Field(
+        "local",
+        description="cloud: its `source` is somebody else's machine, and data leaves us",
     )
     memory: ByteSize = Field(ByteSize(0), description="resident bytes while it works, measured")
     context: int | None = Field(None, description="tokens of prompt and answer together")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+import secrets
 import threading
 from collections.abc import AsyncIterator
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, Self, cast
 
 import fsspec
 from pydantic import BaseModel, ConfigDict, PrivateAttr
@@ -44,13 +45,14 @@ class Storage:
         """Store `data`; readers see all of it or nothing."""
         path = self.path(reference)
         self._files.makedirs(posixpath.dirname(path), exist_ok=True)
-        with self._files.open(f"{path}.part", "wb") as file:
+        part = f"{path}.{secrets.token_hex(4)}.part"  # two attempts of one job may write at once
+        with self._files.open(part, "wb") as file:
             if isinstance(data, bytes):
                 file.write(data)
             else:
                 while block := data.read(CHUNK):
                     file.write(block)
-        self._files.mv(f"{path}.part", path)
+        self._files.mv(part, path)
 
     def open(self, reference: str) -> IO[bytes]:
         try:
@@ -72,9 +74,14 @@ class Storage:
 
 
 class Media(BaseModel):
-    """Bytes that a request brings: stored (`reference`), a local file (`path`), or an open upload.
+    """Bytes that a request brings or a step makes: stored (`reference`), a local file (`path`), or open here.
 
-    Serialised, it is its reference or path; an open upload exists only in the process that received it.
+    Serialised, it is its reference or path; what is open exists only in the process that holds it.
+
+    Attributes:
+        name: a file name; of what a job made, the name below the job's files.
+        content_type: MIME type of what we made; of what a client brought, empty.
+        size: bytes of what we made.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -82,12 +89,14 @@ class Media(BaseModel):
     reference: str | None = None
     path: str | None = None
     name: str = ""
+    content_type: str = ""
+    size: int | None = None
     _file: BinaryIO | None = PrivateAttr(None)
     _lock: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
     @classmethod
-    def upload(cls, file: BinaryIO, name: str = "") -> Media:
-        media = cls(name=name)
+    def upload(cls, file: BinaryIO, name: str = "", content_type: str = "", size: int | None = None) -> Self:
+        media = cls(name=name, content_type=content_type, size=size)
         media._file = file
         return media
 
@@ -124,3 +133,15 @@ class Media(BaseModel):
     def model_post_init(self, context: Any) -> None:
         if self.reference is not None and self.path is not None:
             raise ValueError("give reference or path, not both")
+
+
+class Recording(Media):
+    """Sound."""
+
+
+class Picture(Media):
+    """A still picture."""
+
+
+class Document(Media):
+    """Something to read: text, Markdown, PDF."""

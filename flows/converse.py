@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import flow
 from pydantic import BaseModel, ConfigDict, Field
 
-from blocks.storage import Media
+from blocks.storage import Recording
 from tasks.audio import hear
 from tasks.protocol.shapes import (
     ChatParameters,
@@ -23,7 +23,7 @@ class ConverseRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    file: Media
+    file: Recording
     model: str = ""
     transcription_model: str = ""
     instructions: str | None = Field(None, description="system message for the answer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect import flow
 from pydantic import Field
 
-from blocks.storage import Media
+from blocks.storage import Recording
 from tasks.audio import hear
 from tasks.protocol.shapes import TranscriptionParameters, TranscriptionResult
 
@@ -14,7 +14,7 @@ class TranscribeRequest(TranscriptionParameters):
     """A recording for a model, by its name or alias in the catalogue."""
 
     model: str = Field(min_length=1)
-    file: Media
+    file: Recording
 
 
 @flow(name="transcribe")

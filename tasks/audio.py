@@ -1,12 +1,28 @@
-"""Steps that hear."""
+"""Steps that hear and speak."""
 
 from __future__ import annotations
 
-from blocks.storage import Media
-from tasks.dispatch import Priority, infer
+from pydantic import BaseModel
+
+from blocks.storage import Media, Recording
+from tasks.dispatch import infer
+from tasks.job import Priority
 from tasks.live import label
-from tasks.protocol.shapes import TranscriptionParameters, TranscriptionResult
+from tasks.media import produce
+from tasks.protocol.shapes import (
+    SpeechParameters,
+    SpeechResult,
+    TranscriptionParameters,
+    TranscriptionResult,
+)
 from tasks.step import step
+
+
+class Speech(BaseModel):
+    """A text as sound; `seconds` long."""
+
+    audio: Recording
+    seconds: float
 
 
 @step
@@ -18,3 +34,19 @@ async def hear(
     result = TranscriptionResult.model_validate_json(done.result)
     label(audio_seconds=result.duration)
     return result
+
+
+@step
+async def say(model: str, parameters: SpeechParameters, priority: Priority | None = None) -> Speech:
+    """Say a text; pieces of sound are emitted where a client waits for them."""
+    audio, done = await produce(
+        "speech",
+        model,
+        parameters,
+        kind=Recording,
+        name=f"speech.{parameters.response_format}",
+        priority=priority,
+    )
+    seconds = SpeechResult.model_validate_json(done.result).seconds
+    label(audio_seconds=seconds)
+    return Speech(audio=audio, seconds=seconds)

@@ -8,28 +8,26 @@ memory or refuses.
 from __future__ import annotations
 
 from collections.abc import Collection
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal
 
 from prefect.runtime import flow_run
 
-from blocks.errors import OutOfMemory, Unavailable
+from blocks.catalogue import Model
+from blocks.errors import OutOfMemory, PermissionDenied, Unavailable
 from blocks.storage import Media
 from tasks.fleet import Node, Runner, current_fleet
+from tasks.job import Priority, current_job, principal, progress
 from tasks.live import current, label
+from tasks.principal import Policy
 from tasks.protocol.client import OnEvent
 from tasks.protocol.inference_pb2 import HIGH, LOW, NORMAL, Done, Event, Header
 from tasks.protocol.shapes import Parameters
 from tasks.step import step
 
-Priority = Literal["high", "normal", "low"]
 Reason = Literal["warm", "loading", "load", "evict", "wait"]
 NODE_WAIT_S = 5.0  # how long a request waits for a first node, as after a start
 WIRE_PRIORITY = {"high": HIGH, "normal": NORMAL, "low": LOW}
-
-# That of the job which the code runs for; requests that name none have it.
-job_priority: ContextVar[Priority] = ContextVar("smi_job_priority", default="normal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +132,9 @@ async def infer(
     """
     fleet = await current_fleet()
     entry = fleet.catalogue.get(model, task) if model else fleet.catalogue.default(task)
-    priority = priority or job_priority.get()
+    job, policy = current_job(), principal().policy
+    _permit(entry, policy)
+    priority = priority or (job.priority if job is not None else "normal")
     need = Need(entry.name, int(entry.memory), priority)
     header = Header(
         request_id=_request_id(),
@@ -142,14 +142,18 @@ async def infer(
         task=task,
         parameters=parameters.wire(),
         priority=WIRE_PRIORITY[priority],
-        stream=on_event is not None,
+        policy=policy,
+        stream=on_event is not None or job is not None,
         media=media is not None,
     )
     begun = False
 
     async def hand_on(event: Event) -> None:
         nonlocal begun
-        begun = begun or event.WhichOneof("event") != "progress"
+        if event.WhichOneof("event") == "progress":
+            progress(event.progress.stage, event.progress.fraction)
+        elif on_event is not None:
+            begun = True
         if on_event is not None:
             await on_event(event)
 
@@ -165,7 +169,7 @@ async def infer(
         label(model=entry.name, node=placement.node, tier="local", placement=placement.reason)
         chunks = media.chunks(fleet.storage) if media is not None else None
         try:
-            return await fleet.client.run(target, placement.node, header, chunks, on_event and hand_on)
+            return await fleet.client.run(target, placement.node, header, chunks, hand_on)
         except Unavailable as error:
             if begun:
                 raise  # the client has seen a part of this answer, and must not see it again
@@ -174,6 +178,16 @@ async def infer(
             (excluded if target == placement.node else bypassed).add(placement.node)
 
 
+def _permit(model: Model, policy: Policy) -> None:
+    if model.tier == "cloud" and policy != "any":
+        raise PermissionDenied(
+            f"model {model.name!r} is outside (tier cloud), and this request's data policy is {policy!r}",
+            param="model",
+        )
+
+
 def _request_id() -> str:
-    run = current()
-    return run.request_id if run is not None else str(flow_run.name or "script")
+    run, job = current(), current_job()
+    if run is not None:
+        return run.request_id
+    return job.request_id if job is not None else str(flow_run.name or "script")

@@ -13,6 +13,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tasks.principal import SYSTEM, Principal
+
 Label = str | int | float | bool
 Sink = Callable[[Any], Awaitable[None]]
 EndState = Literal["COMPLETED", "FAILED", "CRASHED", "CANCELLED"]
@@ -20,7 +22,7 @@ EndState = Literal["COMPLETED", "FAILED", "CRASHED", "CANCELLED"]
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step of a live run. Times are seconds since the epoch."""
+    """One step of a run. Times are seconds since the epoch."""
 
     name: str
     started: float
@@ -42,6 +44,7 @@ class LiveRun:
     ended: float = 0.0
     state: EndState = "COMPLETED"
     message: str = ""
+    principal: Principal = SYSTEM
 
 
 _current: ContextVar[LiveRun | None] = ContextVar("smi_live_run", default=None)

@@ -1,7 +1,7 @@
 """`@step`: a Prefect task that also works inside a live run.
 
 In a live run it runs at once and notes itself in the run's record; anywhere else it is an ordinary
-Prefect task, with retries, states and a place in the UI.
+Prefect task, with retries, states and a place in the UI, and in a job its progress is noted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from prefect import Task
 from prefect.cache_policies import NO_CACHE
 
 from blocks.errors import SmiError, from_code
+from tasks.job import JobRun, current_job, current_step, in_step
 from tasks.live import LiveRun, StepRecord, current
 
 P = ParamSpec("P")
@@ -30,10 +31,25 @@ class Step(Task[P, Coroutine[Any, Any, R]]):
     """A `prefect.Task` over an async function."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:  # type: ignore[override]
-        run = current()
-        if run is None:
-            return super().__call__(*args, **kwargs)
-        return self._live(run, *args, **kwargs)
+        run, job = current(), current_job()
+        if run is not None:
+            return self._live(run, *args, **kwargs)
+        if job is not None and current_step() is None:
+            return self._in_job(job, *args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    async def _in_job(self, job: JobRun, *args: P.args, **kwargs: P.kwargs) -> R:
+        with in_step(job, self.name) as record:
+            try:
+                result = await super().__call__(*args, **kwargs)
+            except asyncio.CancelledError:
+                record.state = "cancelled"
+                raise
+            except BaseException as error:
+                record.state, record.message = "failed", told(error)
+                raise
+            record.state, record.fraction = "succeeded", 1.0
+            return result
 
     async def _live(self, run: LiveRun, *args: P.args, **kwargs: P.kwargs) -> R:
         record = StepRecord(self.name, time.time())

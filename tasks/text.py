@@ -1,13 +1,14 @@
-"""Steps that make text."""
+"""Steps that make text, or vectors of it."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel
 
-from tasks.dispatch import Priority, infer
+from tasks.dispatch import infer
+from tasks.job import Priority
 from tasks.live import current, emit, label
 from tasks.protocol.inference_pb2 import Event
-from tasks.protocol.shapes import ChatParameters, ChatResult
+from tasks.protocol.shapes import ChatParameters, ChatResult, EmbeddingParameters, EmbeddingResult
 from tasks.step import step
 
 
@@ -51,3 +52,19 @@ async def generate(model: str, parameters: ChatParameters, priority: Priority | 
 async def _emit_text(event: Event) -> None:
     if event.WhichOneof("event") == "text":
         await emit(TextDelta(text=event.text.text))
+
+
+class Embeddings(EmbeddingResult):
+    """Vectors of texts, and the tokens that were read."""
+
+    prompt_tokens: int
+
+
+@step
+async def embed(model: str, parameters: EmbeddingParameters, priority: Priority | None = None) -> Embeddings:
+    """Turn texts into vectors of length 1."""
+    done = await infer("embedding", model, parameters, priority=priority)
+    tokens = done.usage.prompt_tokens
+    label(prompt_tokens=tokens)
+    result = EmbeddingResult.model_validate_json(done.result)
+    return Embeddings.model_construct(**dict(result), prompt_tokens=tokens)

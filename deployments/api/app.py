@@ -14,9 +14,9 @@ from functools import partial
 from fastapi import FastAPI
 
 from blocks.settings import Settings
-from deployments.api import audio, chat, jobs, models, system
+from deployments.api import audio, chat, embeddings, images, indexes, jobs, models, pipelines, speech, system
 from deployments.api.direct import DirectRoutes
-from deployments.api.docs import document, takes_form, takes_json
+from deployments.api.docs import document
 from deployments.api.errors import add_error_handlers
 from deployments.api.keys import Keys
 from deployments.api.metrics import Metrics, Surroundings
@@ -47,25 +47,20 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await state.engine.dispose()
 
 
+LIVE = (*chat.ROUTES, *audio.ROUTES, *speech.ROUTES, *embeddings.ROUTES, *images.ROUTES)
+
+
 def _add_live_routes(app: FastAPI) -> None:
-    app.router.add_api_route(
-        "/v1/chat/completions",
-        chat.create_chat_completion,
-        methods=["POST"],
-        tags=["chat"],
-        summary="Answer a conversation",
-        response_model=None,
-        openapi_extra=takes_json(chat.ChatCompletionRequest),
-    )
-    app.router.add_api_route(
-        "/v1/audio/transcriptions",
-        audio.create_transcription,
-        methods=["POST"],
-        tags=["audio"],
-        summary="Write down what is said in a recording",
-        response_model=None,
-        openapi_extra=takes_form(audio.TranscriptionForm, file="the recording: any container FFmpeg reads"),
-    )
+    for route in LIVE:
+        app.router.add_api_route(
+            route.path,
+            route.endpoint,
+            methods=["POST"],
+            tags=[route.tag],
+            summary=route.summary,
+            response_model=None,
+            openapi_extra=route.takes,
+        )
 
 
 def create_app(settings: Settings) -> DirectRoutes:
@@ -89,10 +84,10 @@ def create_app(settings: Settings) -> DirectRoutes:
     state.metrics = Metrics()
     state.recorder = SpoolRecorder(settings)
     _add_live_routes(app)
-    for module in (jobs, models, system):
+    for module in (jobs, pipelines, indexes, models, system):
         app.include_router(module.router)
     app.add_middleware(RequestMiddleware, keys=state.keys, metrics=state.metrics)
     add_error_handlers(app)
     document(app)
-    live = (chat.create_chat_completion, audio.create_transcription)
+    live = [route.endpoint for route in LIVE]
     return DirectRoutes(app, live, partial(RequestMiddleware, keys=state.keys, metrics=state.metrics))

@@ -16,8 +16,17 @@ from blocks.errors import Cancelled, InvalidRequest, SmiError
 from deployments.api import parameters
 from deployments.api.body import read_body
 from deployments.api.disconnect import ClientPresent
+from deployments.api.docs import takes_json
 from deployments.api.errors import error_body, parse, unexpected
-from deployments.api.live import json_response, named, origin, origin_headers, recorder_of
+from deployments.api.live import (
+    LiveRoute,
+    json_response,
+    live_run,
+    named,
+    origin,
+    origin_headers,
+    recorder_of,
+)
 from deployments.api.metrics import Metrics
 from flows.chat import ChatRequest, chat
 from flows.live import Recorder, run_live
@@ -88,7 +97,7 @@ async def create_chat_completion(request: Request) -> Response:
     asked = parse(ChatCompletionRequest, await read_body(request))
     question = asked.checked()
     await named(question.model, "chat")
-    run = LiveRun(chat.name, request.state.request_id)
+    run = live_run(request, chat.name)
     if asked.stream:
         usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
         return ChatStream(request, run, question, usage)
@@ -205,3 +214,14 @@ class ChatStream(Response):
 
 def _event(content: dict[str, Any]) -> bytes:
     return b"data: " + to_json(content) + b"\n\n"
+
+
+ROUTES = (
+    LiveRoute(
+        "/v1/chat/completions",
+        create_chat_completion,
+        "chat",
+        "Answer a conversation",
+        takes_json(ChatCompletionRequest),
+    ),
+)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -18,19 +16,19 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
 
-from blocks.errors import Conflict, InvalidRequest, NotFound, SmiError
-from blocks.storage import CHUNK, Media, Storage
-from deployments.api.audio import file_of, form_of
+from blocks.errors import Conflict, InvalidRequest, NotFound
+from blocks.storage import Media
 from deployments.api.body import read_body
 from deployments.api.docs import takes_json
 from deployments.api.errors import parse
-from deployments.database import unfit
-from deployments.jobs.requests import heaviest_model, parsed
-from deployments.jobs.store import Job, Jobs, JobState, Submission, new_job_id
+from deployments.api.forms import file_of, form_of, is_form
+from deployments.api.intake import accept, input_reference
+from deployments.jobs.requests import parsed
+from deployments.jobs.store import Job, Jobs, JobState, new_job_id
 from deployments.jobs.stored import Failure, Stored
 from flows.registry import Entry, flow_named
-from tasks.dispatch import Priority
 from tasks.fleet import current_fleet
+from tasks.job import Priority
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -112,25 +110,14 @@ def _seconds(time: datetime | None) -> float | None:
 async def submit_job(request: Request) -> JobObject:
     """With the header `Idempotency-Key`, handing in the same job again gives the job of the first time."""
     async with _handed_in(request) as (asked, upload):
-        entry = flow_named(asked.flow)
-        job_id = new_job_id()
+        entry, job_id = flow_named(asked.flow), new_job_id()
         values = _with_file(entry, asked, upload, job_id)
-        content = parsed(entry.request, values, strict=not _is_form(request))
-        model = heaviest_model(entry, content, (await current_fleet()).catalogue)
-        digest = await _digest(asked, upload)
-        job = Submission(
-            id=job_id,
-            request_id=request.state.request_id,
-            key_id=request.state.key.id,
-            flow=entry.flow.name,
-            model=model,
-            priority=asked.priority,
-            digest=digest,
-            idempotency_key=_idempotency_key(request),
+        content = parsed(entry.request, values, strict=not is_form(request))
+        files = {} if upload is None else {"file": upload}
+        asked_for = asked.model_dump()
+        return JobObject.of(
+            await accept(request, entry, job_id, content, files, asked=asked_for, priority=asked.priority)
         )
-        file = upload.file if upload else None
-        storage = (await current_fleet()).storage
-        return JobObject.of(await _accepted(storage, _jobs(request), job, content, file))
 
 
 @router.get("", summary="Your jobs, newest first")
@@ -172,21 +159,10 @@ def _jobs(request: Request) -> Jobs:
     return Jobs(request.app.state.engine)
 
 
-def _idempotency_key(request: Request) -> str | None:
-    key = request.headers.get("idempotency-key")
-    if key is not None and not 1 <= len(key) <= 255:
-        raise InvalidRequest("header Idempotency-Key must have 1 to 255 characters", param="Idempotency-Key")
-    return key
-
-
-def _is_form(request: Request) -> bool:
-    return request.headers.get("content-type", "").lower().startswith("multipart/form-data")
-
-
 @asynccontextmanager
 async def _handed_in(request: Request) -> AsyncIterator[tuple[JobRequest, UploadFile | None]]:
     """The request, and its file while the block lasts."""
-    if _is_form(request):
+    if is_form(request):
         async with form_of(request, request.app.state.settings.max_upload) as form:
             fields = [(name, value) for name, value in form.multi_items() if name != "file"]
             yield _from_fields(fields), file_of(form) if "file" in form else None
@@ -232,50 +208,6 @@ def _with_file(entry: Entry, asked: JobRequest, upload: UploadFile | None, job_i
         )
     if upload is None:
         return asked.parameters
-    media = Media(reference=_upload_reference(job_id), name=upload.filename or "")
+    kind: Any = entry.request.model_fields["file"].annotation if takes_file else Media
+    media = kind(reference=input_reference(job_id, "file"), name=upload.filename or "")
     return {**asked.parameters, "file": media}
-
-
-def _upload_reference(job_id: str) -> str:
-    return f"jobs/{job_id}/file"
-
-
-async def _accepted(
-    storage: Storage, jobs: Jobs, job: Submission, content: BaseModel, file: BinaryIO | None
-) -> Job:
-    """Store the job's files and accept it. They go again unless it is accepted, and as a new one."""
-    stored = needed = False
-    try:
-        await asyncio.to_thread(_store, storage, job.id, content, file)
-        stored = True
-        accepted = await jobs.add(job)
-        needed = accepted.id == job.id
-    except BaseException as error:
-        # A database that broke off may have accepted it: then they must stay.
-        needed = stored and not (isinstance(error, SmiError) or unfit(error))
-        raise
-    finally:
-        if not needed:
-            await asyncio.to_thread(storage.remove, f"jobs/{job.id}")
-    return accepted
-
-
-def _store(storage: Storage, job_id: str, content: BaseModel, file: BinaryIO | None) -> None:
-    if file is not None:
-        file.seek(0)
-        storage.write(_upload_reference(job_id), file)
-    storage.write(Stored.of(job_id).reference, content.model_dump_json(exclude_unset=True).encode())
-
-
-async def _digest(asked: JobRequest, upload: UploadFile | None) -> str:
-    """Equal for equal requests, whatever the order of their parameters."""
-    seen = hashlib.sha256(json.dumps(asked.model_dump(), sort_keys=True).encode())
-
-    def add(file: BinaryIO) -> None:
-        file.seek(0)
-        while block := file.read(CHUNK):
-            seen.update(block)
-
-    if upload is not None:
-        await asyncio.to_thread(add, upload.file)
-    return seen.hexdigest()

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
+from deployments.api.direct import Endpoint
 from flows.live import Recorder
 from tasks.fleet import current_fleet
 from tasks.live import LiveRun
+from tasks.principal import Principal
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRoute:
+    """A POST route that is answered before FastAPI's stack, and how it is documented."""
+
+    path: str
+    endpoint: Endpoint
+    tag: str
+    summary: str
+    takes: dict[str, Any]
+
+
+def live_run(request: Request, flow: str) -> LiveRun:
+    """A run of the flow named `flow`, on behalf of the request's key."""
+    key = request.state.key
+    # Until keys have policies of their own, a key may do what this installation can.
+    return LiveRun(flow, request.state.request_id, principal=Principal(key.name, key.id, "any"))
 
 
 def recorder_of(request: Request) -> Recorder:

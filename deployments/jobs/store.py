@@ -38,7 +38,7 @@ from blocks.errors import Conflict, NotFound
 from deployments.api.keys import Key
 from deployments.database import Base
 from deployments.jobs.stored import Failure
-from tasks.dispatch import Priority
+from tasks.job import Priority
 
 JobState = Literal["accepted", "running", "succeeded", "failed", "cancelled"]
 OPEN: tuple[JobState, ...] = ("accepted", "running")

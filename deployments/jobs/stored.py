@@ -16,7 +16,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blocks.errors import SmiError, from_code
-from tasks.dispatch import Priority
+from tasks.job import Priority
+from tasks.principal import Principal
 
 
 class Stored(BaseModel):
@@ -41,6 +42,11 @@ class Stored(BaseModel):
             return None
 
     @property
+    def folder(self) -> str:
+        """The reference below which all that is the job's lies."""
+        return posixpath.dirname(self.reference)
+
+    @property
     def result(self) -> str:
         return self._beside("result.json")
 
@@ -49,7 +55,17 @@ class Stored(BaseModel):
         return self._beside("error.json")
 
     def _beside(self, name: str) -> str:
-        return posixpath.join(posixpath.dirname(self.reference), str(self.attempt), name)
+        return posixpath.join(self.folder, str(self.attempt), name)
+
+
+class StoredRequest(BaseModel):
+    """What a job's `request.json` holds: its flow's request, and on whose behalf it runs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    principal: Principal
+    request_id: str
+    request: dict[str, Any]
 
 
 class Failure(BaseModel):

@@ -9,7 +9,6 @@ import asyncio
 import copy
 import importlib
 import inspect
-import json
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -17,15 +16,16 @@ from typing import Any, Literal
 
 from prefect import Flow
 from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
 import flows
 from blocks.errors import PermissionDenied
 from blocks.storage import Storage
 from deployments.jobs.requests import parsed
-from deployments.jobs.stored import Failure, Stored
+from deployments.jobs.stored import Failure, Stored, StoredRequest
 from flows.registry import FLOWS
-from tasks.dispatch import job_priority
+from tasks.job import JobRun, in_job
 from tasks.step import content_free
 
 PACKAGE = Path(flows.__file__).resolve().parent
@@ -132,12 +132,14 @@ def hosted(flow: Flow[..., Any], execution: Execution, storage: Storage, results
 async def _perform(flow: Flow[..., Any], request: Any, storage: Storage) -> Any:
     model = FLOWS[flow.name].request
     stored = Stored.found_in(request)
-    if stored is None:
-        return await flow.fn(parsed(model, request))
-    job_priority.set(stored.priority)  # in this run's own task, and so for its steps alone
+    if stored is None:  # from Prefect's UI or a schedule: nobody's key
+        with in_job(JobRun(f"runs/{flow_run.id}", str(flow_run.name))):
+            return await flow.fn(parsed(model, request))
     try:
-        values = json.loads(await asyncio.to_thread(storage.read, stored.reference))
-        result = await flow.fn(parsed(model, values))
+        asked = StoredRequest.model_validate_json(await asyncio.to_thread(storage.read, stored.reference))
+        job = JobRun(stored.folder, asked.request_id, asked.principal, stored.priority)
+        with in_job(job):
+            result = await flow.fn(parsed(model, asked.request))
     except Exception as error:
         told = content_free(error)
         failure = Failure.of(told).model_dump_json().encode()

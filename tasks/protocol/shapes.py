@@ -5,6 +5,9 @@ Kept apart from the steps so that a runner's process need not import Prefect.
 
 from __future__ import annotations
 
+import base64
+import sys
+from array import array
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -103,3 +106,92 @@ class TranscriptionResult(BaseModel):
     language: str
     duration: float
     segments: list[Segment]
+
+
+class EmbeddingParameters(Parameters):
+    """Adapter `embedding`."""
+
+    input: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=2048)]
+    dimensions: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="shorter vectors; refused where the model was not trained for it"
+    )
+
+
+class EmbeddingResult(BaseModel):
+    """Vectors in the order of the input: base64 of float32, little endian, (inputs, dimensions)."""
+
+    dimensions: int
+    vectors: str
+
+    def floats(self) -> list[list[float]]:
+        """The vectors as lists of length `dimensions`."""
+        values = array("f", base64.b64decode(self.vectors))
+        if sys.byteorder == "big":
+            values.byteswap()
+        flat, width = values.tolist(), self.dimensions
+        return [flat[start : start + width] for start in range(0, len(flat), width)]
+
+
+SoundFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
+
+
+class SpeechParameters(Parameters):
+    """Adapter `speech`. OpenAI's names and meanings. The sound comes in media events, as it is made."""
+
+    input: Annotated[str, Field(min_length=1, max_length=4096)]
+    voice: str = Field("", description="as the model names them; empty: its first")
+    response_format: SoundFormat = "mp3"
+    speed: Annotated[float, Field(ge=0.25, le=4)] = 1.0
+
+
+class SpeechResult(BaseModel):
+    """What was said. `seconds` of sound, at `sample_rate` Hz."""
+
+    content_type: str
+    sample_rate: int
+    seconds: float
+
+
+PictureFormat = Literal["png", "webp", "jpeg"]
+
+
+class CutoutParameters(Parameters):
+    """Adapter `cutout`: the picture's subject on a transparent ground. The picture comes in media events."""
+
+    output_format: Literal["png", "webp"] = Field("png", description="both keep transparency")
+    mask: bool = Field(False, description="the mask instead of the picture: white where the subject is")
+
+
+class UpscaleParameters(Parameters):
+    """Adapter `upscale`: a larger picture of the same. It comes in media events."""
+
+    scale: Literal[2, 4] = Field(4, description="how many times as wide and as high")
+    output_format: PictureFormat = Field("png", description="jpeg has no transparency")
+
+
+class PictureResult(BaseModel):
+    """A picture that was made; pixels."""
+
+    content_type: str
+    width: int
+    height: int
+
+
+class ReadingParameters(Parameters):
+    """Adapter `reading`: the text of a document, page by page."""
+
+    name: str = Field("", description="the file's name; it tells Markdown from text")
+
+
+class Page(BaseModel):
+    """A page of a document, counted from 1; what has no pages is one page."""
+
+    number: int
+    text: str
+
+
+class ReadingResult(BaseModel):
+    """What a document says. Pages without text are listed, too."""
+
+    content_type: str
+    pages: list[Page]

@@ -17,10 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from blocks.settings import Settings
 from blocks.storage import Storage
-from deployments.api.jobs import _accepted
+from deployments.api.intake import _accepted, input_reference
 from deployments.jobs.store import Jobs, Submission, new_job_id
-from deployments.jobs.stored import Stored
-from flows.chat import ChatRequest
+from deployments.jobs.stored import Stored, StoredRequest
+from tasks.principal import SYSTEM
 
 SECRET = "zanzibar-7391"
 PARAMETERS = {"model": "echo", "messages": [{"role": "user", "content": "hello"}]}
@@ -71,7 +71,8 @@ async def test_a_stored_request_that_is_refused_shows_nothing_of_itself(
 ) -> None:
     storage, stored = Storage(settings.storage), Stored.of(f"job_bad{time.time_ns()}")
     bad = {"model": "echo", "messages": [{"role": SECRET, "content": SECRET}]}
-    storage.write(stored.reference, json.dumps(bad).encode())
+    asked = StoredRequest(principal=SYSTEM, request_id="req_bad", request=bad)
+    storage.write(stored.reference, asked.model_dump_json().encode())
     deployment = (await prefect.get("/deployments/name/chat/smi")).json()
     run = await created(prefect, deployment, {"request": stored.model_dump()})
     state = await ended(prefect, run)
@@ -334,8 +335,9 @@ async def test_parameters_that_are_no_proper_json(smi: Any, client: Any, prompt:
 
 async def test_an_upload_goes_when_what_comes_after_it_fails(engine: AsyncEngine, tmp_path: Path) -> None:
     job = Submission(new_job_id(), "req_1", key_id=1, flow="chat", model="", priority="normal", digest="")
-    lone, proper = (ChatRequest.model_construct(model=name, messages=[]) for name in ("\ud800", "echo"))
-    for content, error in ((lone, PydanticSerializationError), (proper, IntegrityError)):  # no such key
+    for model, error in (("\ud800", PydanticSerializationError), ("echo", IntegrityError)):  # no such key
+        asked = StoredRequest(principal=SYSTEM, request_id="req_1", request={"model": model})
+        file = {input_reference(job.id, "file"): io.BytesIO(b"RIFF")}
         with pytest.raises(error):
-            await _accepted(Storage(str(tmp_path)), Jobs(engine), job, content, io.BytesIO(b"RIFF"))
+            await _accepted(Storage(str(tmp_path)), Jobs(engine), job, asked, file)
     assert list((tmp_path / "jobs").iterdir()) == []

@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 from blocks.catalogue import Model
-from tasks.protocol.shapes import ChatParameters, Segment, TranscriptionParameters
+from tasks.protocol.shapes import ChatParameters, Page, Segment, SpeechParameters, TranscriptionParameters
 
 
 class Driver(ABC):
@@ -96,3 +96,90 @@ class TranscriptionDriver(Driver):
         self, audio: Any, parameters: TranscriptionParameters, cancelled: threading.Event
     ) -> Iterator[Speech | Segment] | AsyncIterator[Speech | Segment]:
         """Yield one `Speech`, then segments. `audio`: float32 array of shape (samples,), mono, in -1..1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """`values`: float32 array of shape (inputs, dimensions), each of length 1; `tokens` read in all."""
+
+    values: Any
+    tokens: int
+
+
+class EmbeddingDriver(Driver):
+    """Turns texts into vectors. Batches across requests: `slots` of the model run at once."""
+
+    @abstractmethod
+    def run(
+        self, input: list[str], dimensions: int | None, cancelled: threading.Event
+    ) -> Iterator[Vectors] | AsyncIterator[Vectors]:
+        """Yield one `Vectors`.
+
+        Raises:
+            ContextLengthExceeded: naming the input that is too long (`input[3]`); nothing is cut.
+            InvalidRequest: the model has no vectors of that many dimensions.
+        """
+
+
+class SpeechDriver(Driver):
+    """Says a text.
+
+    Attributes:
+        sample_rate: Hz of what it makes; known after `load`.
+        voices: names that a request may give, the default first; known after `load`.
+    """
+
+    sample_rate: int
+    voices: tuple[str, ...]
+
+    @abstractmethod
+    def run(
+        self, parameters: SpeechParameters, cancelled: threading.Event
+    ) -> Iterator[Any] | AsyncIterator[Any]:
+        """Yield float32 arrays of shape (samples,), mono, in -1..1: the sound piece by piece, as it is made.
+
+        `parameters.voice` is one of `voices`.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Working:
+    """How far a driver is, 0 to 1."""
+
+    fraction: float
+
+
+class CutoutDriver(Driver):
+    """Finds the subject of a picture."""
+
+    @abstractmethod
+    def run(
+        self, picture: Any, cancelled: threading.Event
+    ) -> Iterator[Working | Any] | AsyncIterator[Working | Any]:
+        """`picture`: uint8 (height, width, 3). Yield, last, uint8 (height, width): 255 is subject."""
+
+
+class UpscaleDriver(Driver):
+    """Makes pictures larger.
+
+    Attributes:
+        scale: how many times; known after `load`.
+    """
+
+    scale: int
+
+    @abstractmethod
+    def run(
+        self, picture: Any, cancelled: threading.Event
+    ) -> Iterator[Working | Any] | AsyncIterator[Working | Any]:
+        """`picture`: uint8 (height, width, 3). Yield, last, uint8 (height * scale, width * scale, 3)."""
+
+
+class ReadingDriver(Driver):
+    """Reads documents."""
+
+    @abstractmethod
+    def run(
+        self, document: IO[bytes], name: str, cancelled: threading.Event
+    ) -> Iterator[str | Page] | AsyncIterator[str | Page]:
+        """Yield the content type it found, then each page. Raises `InvalidMedia` for what it cannot read."""

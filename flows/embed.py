@@ -1,0 +1,21 @@
+"""Embed: turn texts into vectors."""
+
+from __future__ import annotations
+
+from prefect import flow
+from pydantic import Field
+
+from tasks.protocol.shapes import EmbeddingParameters
+from tasks.text import Embeddings
+from tasks.text import embed as embedded
+
+
+class EmbedRequest(EmbeddingParameters):
+    """Texts for a model, by its name or alias in the catalogue."""
+
+    model: str = Field(min_length=1)
+
+
+@flow(name="embed")
+async def embed(request: EmbedRequest) -> Embeddings:
+    return await embedded(request.model, request)

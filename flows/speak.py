@@ -1,0 +1,20 @@
+"""Speak: say a text."""
+
+from __future__ import annotations
+
+from prefect import flow
+from pydantic import Field
+
+from tasks.audio import Speech, say
+from tasks.protocol.shapes import SpeechParameters
+
+
+class SpeakRequest(SpeechParameters):
+    """A text for a model, by its name or alias in the catalogue."""
+
+    model: str = Field(min_length=1)
+
+
+@flow(name="speak")
+async def speak(request: SpeakRequest) -> Speech:
+    return await say(request.model, request)

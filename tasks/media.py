@@ -1,0 +1,92 @@
+"""Requests whose answer is bytes: handed to the client that waits, or kept among the job's files."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from dataclasses import dataclass
+from tempfile import SpooledTemporaryFile
+from typing import BinaryIO, TypeVar, cast
+
+from prefect.runtime import flow_run
+
+from blocks.storage import Media
+from tasks.dispatch import infer
+from tasks.fleet import current_fleet
+from tasks.job import JobRun, Priority, current_job, current_step
+from tasks.live import current, emit
+from tasks.protocol.inference_pb2 import Done, Event
+from tasks.protocol.shapes import Parameters
+
+IN_MEMORY = 8 << 20
+M = TypeVar("M", bound=Media)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaDelta:
+    """A piece of a sound or picture as it is made."""
+
+    data: bytes
+    content_type: str
+
+
+async def produce(
+    task: str,
+    model: str,
+    parameters: Parameters,
+    *,
+    kind: type[M],
+    name: str,
+    media: Media | None = None,
+    priority: Priority | None = None,
+) -> tuple[M, Done]:
+    """Run one request as `infer` does, and keep the bytes that come as a `kind` called `name`.
+
+    In a live run they are in a temporary file, and emitted as they come; otherwise they are stored by
+    reference.
+    """
+    with_client = current() is not None
+    file = cast(BinaryIO, SpooledTemporaryFile(IN_MEMORY))  # noqa: SIM115 (a live run's outlives this call)
+    content_type = ""
+
+    async def take(event: Event) -> None:
+        nonlocal content_type
+        if event.WhichOneof("event") != "media":
+            return
+        content_type = event.media.content_type or content_type
+        file.write(event.media.data)
+        await emit(MediaDelta(event.media.data, content_type))
+
+    try:
+        done = await infer(task, model, parameters, media=media, on_event=take, priority=priority)
+        size = file.tell()
+        if with_client:
+            return kind.upload(file, name, content_type, size), done
+        file.seek(0)
+        reference, name = await _keep(file, name)
+    except BaseException:
+        file.close()
+        raise
+    file.close()
+    return kind(reference=reference, name=name, content_type=content_type, size=size), done
+
+
+async def _keep(file: BinaryIO, name: str) -> tuple[str, str]:
+    """Store a file that the current step made; its reference, and its name below the run's files."""
+    job, step = current_job(), current_step()
+    job = job or JobRun(f"runs/{flow_run.id or 'script'}")
+    name = _free(posixpath.join(step.name if step is not None else "", name), job.kept)
+    reference = f"{job.folder}/files/{name}"
+    storage = (await current_fleet()).storage
+    await asyncio.to_thread(storage.write, reference, file)
+    job.kept.add(name)
+    return reference, name
+
+
+def _free(name: str, taken: set[str]) -> str:
+    stem, extension = posixpath.splitext(name)
+    number = 1
+    while name in taken:
+        number += 1
+        name = f"{stem}-{number}{extension}"
+    return name
