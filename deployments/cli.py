@@ -136,6 +136,23 @@ def logs(
 
 
 @app.command()
+def env(home: Home = None) -> None:
+    """Print what a flow of your own needs to reach this installation: eval "$(smi env)"."""
+    import shlex
+
+    with told():
+        settings = settings_of(home)
+        variables = {
+            "SMI_HOME": str(settings.home),
+            "PREFECT_API_URL": settings.require("prefect_url"),
+            "PREFECT_API_AUTH_STRING": settings.require("prefect_auth"),
+            "OPENAI_BASE_URL": f"http://{settings.host}:{settings.api_port}/v1",
+        }
+    for name, value in variables.items():
+        typer.echo(f"export {name}={shlex.quote(value)}")
+
+
+@app.command()
 def node(
     home: Home = None,
     pool: Annotated[str, typer.Option(help="The pool that this machine belongs to.")] = "cpu",
