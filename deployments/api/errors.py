@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails, to_json
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from blocks.errors import InvalidRequest, NotFound, SmiError, Unavailable, UnknownParameter
+from blocks.errors import InvalidRequest, NotFound, SmiError, Unavailable
+from blocks.validation import in_words, told
 from deployments.database import away
 
 M = TypeVar("M", bound=BaseModel)
-MAX_NAME = 64
 log = logging.getLogger("smi.api")
 
 
@@ -76,44 +76,6 @@ def parse(model: type[M], body: bytes) -> M:
         raise told(error) from None
 
 
-def told(error: ValidationError) -> InvalidRequest:
-    """What is wrong first of all: a name that does not exist, which also explains what is missing."""
-    details = error.errors(include_input=False, include_url=False)
-    return _in_words(min(details, key=lambda detail: detail["type"] != "extra_forbidden"))
-
-
-def _in_words(detail: ErrorDetails) -> InvalidRequest:
-    if detail["type"] == "json_invalid":
-        return InvalidRequest(f"the body is not JSON: {detail['ctx']['error']}")
-    param = path(detail["loc"])
-    if not param:
-        return InvalidRequest("the body must be a JSON object")
-    match detail["type"]:
-        case "extra_forbidden":
-            return UnknownParameter(f"{param!r} is not a parameter here; leave it out", param=param)
-        case "missing":
-            cure = "; GET /v1/models lists what there is" if param == "model" else ""
-            return InvalidRequest(f"{param!r} is missing{cure}", param=param)
-    said = detail["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return InvalidRequest(f"{param!r} is wrong: {said[0].lower()}{said[1:]}", param=param)
-
-
-def path(location: tuple[int | str, ...]) -> str:
-    """A location as one writes it: `messages[0].role`."""
-    text = ""
-    for part in location:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        else:
-            text += f".{shortened(part)}" if text else shortened(part)
-    return text
-
-
-def shortened(name: str) -> str:
-    """A name of the client's own, as long as an error may quote it."""
-    return name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..."
-
-
 async def _smi_error(request: Request, error: Any) -> Response:
     return error_response(error)
 
@@ -133,7 +95,7 @@ async def _http_error(request: Request, error: Any) -> Response:
 async def _validation_error(request: Request, error: Any) -> Response:
     detail = dict(error.errors()[0])
     detail["loc"] = detail["loc"][1:]  # "body", "query", "path"
-    return error_response(_in_words(detail))  # type: ignore[arg-type]
+    return error_response(in_words(detail))  # type: ignore[arg-type]
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -13,9 +13,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from blocks.errors import InvalidMedia, InvalidRequest
+from blocks.validation import shortened, told
 from deployments.api import parameters
 from deployments.api.body import limited
-from deployments.api.errors import shortened, told
 
 M = TypeVar("M", bound=BaseModel)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from blocks.errors import UnknownParameter, UnsupportedParameter
-from deployments.api.errors import MAX_NAME, shortened
+from blocks.validation import MAX_NAME, shortened
 
 Neutral = Callable[[Any], bool]
 

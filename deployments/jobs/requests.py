@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from blocks.catalogue import Catalogue
-from deployments.api.errors import told
+from blocks.validation import told
 from flows.registry import Entry
 
 M = TypeVar("M", bound=BaseModel)
