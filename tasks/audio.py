@@ -48,5 +48,5 @@ async def say(model: str, parameters: SpeechParameters, priority: Priority | Non
         priority=priority,
     )
     seconds = SpeechResult.model_validate_json(done.result).seconds
-    label(audio_seconds=seconds)
+    label(audio_seconds=seconds, prompt_tokens=done.usage.prompt_tokens)
     return Speech(audio=audio, seconds=seconds)

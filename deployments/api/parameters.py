@@ -55,6 +55,10 @@ MESSAGE: Mapping[str, Neutral] = {
     "tool_calls": among([]),
 }
 
+SPEECH: Mapping[str, Neutral] = {
+    "instructions": among(""),
+}
+
 TRANSCRIPTION: Mapping[str, Neutral] = {
     "chunking_strategy": among("auto"),
     "include[]": among(),

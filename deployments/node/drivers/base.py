@@ -121,6 +121,13 @@ class EmbeddingDriver(Driver):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Working:
+    """How far a driver is, 0 to 1."""
+
+    fraction: float
+
+
 class SpeechDriver(Driver):
     """Says a text.
 
@@ -135,18 +142,12 @@ class SpeechDriver(Driver):
     @abstractmethod
     def run(
         self, parameters: SpeechParameters, cancelled: threading.Event
-    ) -> Iterator[Any] | AsyncIterator[Any]:
+    ) -> Iterator[Prompt | Working | Any] | AsyncIterator[Prompt | Working | Any]:
         """Yield float32 arrays of shape (samples,), mono, in -1..1: the sound piece by piece, as it is made.
 
-        `parameters.voice` is one of `voices`.
+        Besides, where it is known, a `Prompt`, and after each piece how far it is. `parameters.voice` is one
+        of `voices`.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class Working:
-    """How far a driver is, 0 to 1."""
-
-    fraction: float
 
 
 class CutoutDriver(Driver):
