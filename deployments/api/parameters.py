@@ -59,6 +59,8 @@ SPEECH: Mapping[str, Neutral] = {
     "instructions": among(""),
 }
 
+EMBEDDINGS: Mapping[str, Neutral] = {}
+
 TRANSCRIPTION: Mapping[str, Neutral] = {
     "chunking_strategy": among("auto"),
     "include[]": among(),
