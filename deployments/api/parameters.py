@@ -61,6 +61,21 @@ SPEECH: Mapping[str, Neutral] = {
 
 EMBEDDINGS: Mapping[str, Neutral] = {}
 
+# Of OpenAI's edits of pictures.
+IMAGES: Mapping[str, Neutral] = {
+    "background": among("auto"),
+    "input_fidelity": among(),
+    "mask": among(),
+    "n": among("1"),
+    "output_compression": among(),
+    "partial_images": among("0"),
+    "prompt": among(""),
+    "quality": among("auto"),
+    "size": among("auto"),
+    "stream": among("false", "False"),
+    "user": anything,
+}
+
 TRANSCRIPTION: Mapping[str, Neutral] = {
     "chunking_strategy": among("auto"),
     "include[]": among(),

@@ -107,6 +107,9 @@ class TranscriptionResult(BaseModel):
     duration: float
     segments: list[Segment]
 
+    def markdown(self) -> str:
+        return self.text
+
 
 class EmbeddingParameters(Parameters):
     """Adapter `embedding`."""
@@ -162,10 +165,17 @@ class CutoutParameters(Parameters):
     mask: bool = Field(False, description="the mask instead of the picture: white where the subject is")
 
 
+def _as_number(given: Any) -> Any:
+    """A form's text as a number; `Literal` does not read it."""
+    return int(given) if isinstance(given, str) and given in ("2", "4") else given
+
+
 class UpscaleParameters(Parameters):
     """Adapter `upscale`: a larger picture of the same. It comes in media events."""
 
-    scale: Literal[2, 4] = Field(4, description="how many times as wide and as high")
+    scale: Annotated[Literal[2, 4], BeforeValidator(_as_number)] = Field(
+        4, description="how many times as wide and as high"
+    )
     output_format: PictureFormat = Field("png", description="jpeg has no transparency")
 
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 from tempfile import SpooledTemporaryFile, TemporaryFile
 from typing import IO, Any
 
-from blocks.errors import PayloadTooLarge, UpstreamFailed
+from blocks.errors import UpstreamFailed
 from deployments.node.adapters.audio import decode
 from deployments.node.adapters.base import Adapter, Emit
+from deployments.node.adapters.upload import IN_MEMORY, spool
 from deployments.node.bridge import driving
 from deployments.node.drivers.base import Speech, TranscriptionDriver
 from tasks.protocol.inference_pb2 import Done, Event, Progress, Text, Usage
 from tasks.protocol.shapes import Segment, TranscriptionParameters, TranscriptionResult
 
 MAX_BYTES = 1 << 30
-IN_MEMORY = 8 << 20
 
 
 class TranscriptionAdapter(Adapter[TranscriptionDriver, TranscriptionParameters]):
@@ -32,7 +31,7 @@ class TranscriptionAdapter(Adapter[TranscriptionDriver, TranscriptionParameters]
         self, parameters: TranscriptionParameters, media: AsyncIterator[bytes], emit: Emit | None
     ) -> Done:
         with SpooledTemporaryFile(IN_MEMORY) as upload, TemporaryFile() as samples:
-            await _spool(media, upload)
+            await spool(media, upload, MAX_BYTES, "recording")
             async with driving(partial(decode, upload, samples, self.driver.sample_rate)) as steps:
                 async for _ in steps:
                     pass
@@ -67,15 +66,6 @@ class TranscriptionAdapter(Adapter[TranscriptionDriver, TranscriptionParameters]
         return TranscriptionResult(
             text=text, language=speech.language, duration=speech.duration, segments=segments
         )
-
-
-async def _spool(media: AsyncIterator[bytes], upload: IO[bytes]) -> None:
-    size = 0
-    async for chunk in media:
-        size += len(chunk)
-        if size > MAX_BYTES:
-            raise PayloadTooLarge(f"the recording is larger than {MAX_BYTES >> 20} MiB", param="file")
-        await asyncio.to_thread(upload.write, chunk)
 
 
 def _mapped(samples: IO[bytes]) -> Any:

@@ -151,7 +151,13 @@ class SpeechDriver(Driver):
 
 
 class CutoutDriver(Driver):
-    """Finds the subject of a picture."""
+    """Finds the subject of a picture.
+
+    Attributes:
+        max_pixels: of a picture, at most; known after `load`.
+    """
+
+    max_pixels: int
 
     @abstractmethod
     def run(
@@ -165,9 +171,11 @@ class UpscaleDriver(Driver):
 
     Attributes:
         scale: how many times; known after `load`.
+        max_pixels: of a picture, at most; known after `load`.
     """
 
     scale: int
+    max_pixels: int
 
     @abstractmethod
     def run(
@@ -182,5 +190,8 @@ class ReadingDriver(Driver):
     @abstractmethod
     def run(
         self, document: IO[bytes], name: str, cancelled: threading.Event
-    ) -> Iterator[str | Page] | AsyncIterator[str | Page]:
-        """Yield the content type it found, then each page. Raises `InvalidMedia` for what it cannot read."""
+    ) -> Iterator[str | Page | Working] | AsyncIterator[str | Page | Working]:
+        """Yield the content type it found, then each page. Raises `InvalidMedia` for what it cannot read.
+
+        `document` is a file of the kernel's: it has a descriptor that another process may read.
+        """

