@@ -1,7 +1,8 @@
 """The catalogue: which models there are, by name, and what each needs.
 
 `deployments/models.toml` ships with SMI; `models.toml` in the home folder adds models and overrides
-single fields of those that ship.
+single fields of those that ship. A name or alias that the home folder's file gives to a model is that
+model's, whichever had it before: `aliases = ["gpt-4o-mini"]` points OpenAI's name to a model of one's own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Model(BaseModel):
     driver: str = Field(description="which driver loads it: an entry point of group smi.drivers")
     source: str = Field(
         default="",
-        description="package:NAME/PATH (weights in a Python package), hf:ORG/NAME (hub), a path, or a URL",
+        description="package:NAME/PATH (weights in a Python package), apart:PACKAGE/PATH (in one installed "
+        "apart), hf:ORG/NAME (hub), a path, or a URL",
     )
     tier: Literal["local", "cloud"] = Field(
         "local",
@@ -81,11 +83,14 @@ def load_catalogue(home: Path) -> Catalogue:
     Raises:
         ConfigurationError: naming the file, the model and the field at fault.
     """
-    shipped = Path(__file__).parent.parent / "deployments" / "models.toml"
-    tables: dict[str, dict[str, Any]] = {}
-    for path in (shipped, home / "models.toml"):
-        for name, table in _read(path).items():
-            tables[name] = {**tables.get(name, {}), **table}
+    shipped = _read(Path(__file__).parent.parent / "deployments" / "models.toml")
+    own = _read(home / "models.toml")
+    tables = {
+        name: _without(table, set(own).union(*map(_aliases, own.values()))) for name, table in shipped.items()
+    }
+    for name, table in own.items():
+        tables[name] = {**tables.get(name, {}), **table}
+    _check_names(tables, home / "models.toml")
     models = []
     for name, table in tables.items():
         try:
@@ -93,6 +98,30 @@ def load_catalogue(home: Path) -> Catalogue:
         except (ValidationError, TypeError, ValueError) as error:
             raise ConfigurationError(f"models.toml, model {name!r}: {error}") from error
     return Catalogue(models)
+
+
+def _aliases(table: dict[str, Any]) -> list[str]:
+    """A model's aliases; none if they are not what they should be, which is told when it is checked."""
+    given = table.get("aliases", [])
+    return [alias for alias in given if isinstance(alias, str)] if isinstance(given, list) else []
+
+
+def _without(table: dict[str, Any], taken: set[str]) -> dict[str, Any]:
+    return {**table, "aliases": [alias for alias in _aliases(table) if alias not in taken]}
+
+
+def _check_names(tables: dict[str, dict[str, Any]], path: Path) -> None:
+    """Each name means one model."""
+    owners: dict[str, str] = {}
+    for name, table in tables.items():
+        for alias in _aliases(table):
+            other = owners.setdefault(alias, name)
+            if alias in tables and alias != name:
+                raise ConfigurationError(f"{path}: alias {alias!r} of model {name!r} is another model's name")
+            if other != name:
+                raise ConfigurationError(
+                    f"{path}: models {other!r} and {name!r} both have the alias {alias!r}; leave it to one"
+                )
 
 
 def _known(model: Model) -> Model:

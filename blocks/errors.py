@@ -170,10 +170,22 @@ class LoadFailed(SmiError):
     code, status = "load_failed", 500
 
 
+class StepsFailed(SmiError):
+    """Steps of a pipeline failed; the others' results are kept."""
+
+    code = "steps_failed"
+
+
 class ConfigurationError(SmiError):
     """A setting is missing or wrong; the message names key, value and cure."""
 
     code = "configuration_error"
+
+
+class StorageNotShared(ConfigurationError):
+    """A machine's storage does not have what another machine stored."""
+
+    code = "storage_not_shared"
 
 
 def _tree(kind: type[SmiError]) -> list[type[SmiError]]:

@@ -62,6 +62,20 @@ class Settings(BaseSettings):
     storage_url: str | None = Field(
         None, description="fsspec URL of requests and results; default home/storage"
     )
+    public_url: str | None = Field(
+        None, description="where browsers reach the API, for links; default http://host:api_port"
+    )
+    link_days: float = Field(7, gt=0, description="days that links to files stay good")
+    artifacts: bool = Field(
+        True, description="whether transcripts, answers and links to files of jobs are shown in Prefect's UI"
+    )
+    vectors_url: str | None = Field(
+        None, description="gRPC target of the vectors service; default unix:home/vectors/service.sock"
+    )
+    milvus_url: str | None = Field(
+        None, description="Milvus server behind the vectors service; default Milvus Lite in home/vectors"
+    )
+    milvus_token: SecretStr | None = Field(None, description="the Milvus server's token, `user:password`")
     live_runs_days: float = Field(7, gt=0, description="days that Prefect keeps the record of a live run")
     live_runs_max: int = Field(50_000, ge=0, description="records of live runs that Prefect keeps at most")
 
@@ -91,8 +105,17 @@ class Settings(BaseSettings):
         return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
     @property
+    def url(self) -> str:
+        """Where the API is for a browser; no slash at its end."""
+        return (self.public_url or f"http://{self.host}:{self.api_port}").rstrip("/")
+
+    @property
     def storage(self) -> str:
         return self.storage_url or f"file://{self.home / 'storage'}"
+
+    @property
+    def vectors(self) -> str:
+        return self.vectors_url or f"unix:{self.home / 'vectors' / 'service.sock'}"
 
 
 def load_settings(**overrides: Any) -> Settings:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import posixpath
 import secrets
+import socket
 import threading
 from collections.abc import AsyncIterator
 from typing import IO, Any, BinaryIO, Self, cast
@@ -16,7 +17,7 @@ from typing import IO, Any, BinaryIO, Self, cast
 import fsspec
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
-from blocks.errors import NotFound
+from blocks.errors import NotFound, StorageNotShared
 
 CHUNK = 256 * 1024
 
@@ -33,6 +34,8 @@ class Storage:
 
     def __init__(self, url: str) -> None:
         self._files, self._root = fsspec.core.url_to_fs(url)
+        scheme, found, rest = url.partition("://")
+        self.name = f"{scheme}{found}{rest.rpartition('@')[2]}" if found else url  # without credentials
 
     def path(self, reference: str) -> str:
         """The path of `reference` in the filesystem; one that leads out of the root is `NotFound`."""
@@ -63,6 +66,24 @@ class Storage:
     def read(self, reference: str) -> bytes:
         with self.open(reference) as file:
             return file.read()
+
+    def read_shared(self, reference: str) -> bytes:
+        """What another machine may have stored, and has for sure.
+
+        Raises:
+            StorageNotShared: it is not here; with what to set.
+        """
+        try:
+            return self.read(reference)
+        except NotFound:
+            raise self.not_shared(reference) from None
+
+    def not_shared(self, reference: str) -> StorageNotShared:
+        return StorageNotShared(
+            f"storage {self.name} of machine {socket.gethostname()} does not have {reference}: machines need "
+            "shared storage. Set SMI_STORAGE_URL to the same place for the API, the jobs processor and every "
+            "node: s3://bucket/folder, or file:///folder of a folder that all of them mount"
+        )
 
     def exists(self, reference: str) -> bool:
         return bool(self._files.exists(self.path(reference)))

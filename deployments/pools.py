@@ -1,17 +1,21 @@
-"""Prefect's work pools and deployments, as SMI needs them. Both calls may be repeated at any time."""
+"""Prefect's work pools and deployments, as SMI needs them. All calls may be repeated at any time."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import os
+import re
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from blocks.errors import ConfigurationError
+from blocks.errors import ConfigurationError, Unavailable
 from blocks.settings import Settings
 from tasks.fleet import POOL_TYPE
 from tasks.prefect_api import prefect_http
@@ -21,6 +25,18 @@ POOLS = {"cpu": 0, "gpu-8gb": 8, "gpu-24gb": 24, "gpu-80gb": 80, "hpc": 0}  # GB
 QUEUES = {"high": 1, "normal": 2, "low": 3}  # Prefect: 1 goes first
 RUNS_PER_NODE = 4  # flow runs that a node's worker takes at once
 DEPLOY_TIMEOUT_S = 120
+NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
+PAGE = 200
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pool as Prefect knows it. `queues` by name, 1 goes first; `nodes` are those online."""
+
+    name: str
+    gpu_memory_gb: int
+    queues: dict[str, int]
+    nodes: list[str]
 
 
 async def ensure_pools(settings: Settings) -> None:
@@ -34,6 +50,98 @@ async def ensure_pools(settings: Settings) -> None:
             await _ensure_pool(http, name, memory)
             for queue, priority in QUEUES.items():
                 await _ensure_queue(http, name, queue, priority)
+
+
+async def add_pool(settings: Settings, name: str, gpu_memory_gb: int) -> None:
+    """Make a pool with its three queues. Repeating it is no error.
+
+    Raises:
+        ConfigurationError: the name is not one for a pool, or there is such a pool with other memory.
+        Unavailable: Prefect is away.
+    """
+    if NAME.fullmatch(name) is None or name.startswith("prefect"):
+        raise ConfigurationError(
+            f"{name!r} is no name for a pool: 1 to 63 of a-z, 0-9 and '-', a letter first, not 'prefect...'"
+        )
+    async with _reached(settings) as http:
+        found = await http.get(f"/work_pools/{name}")
+        if found.is_success and (there := _memory(found.json())) != gpu_memory_gb:
+            raise ConfigurationError(
+                f"pool {name!r} exists already, with {there} GB of GPU memory, not {gpu_memory_gb}: "
+                "choose another name"
+            )
+        await _ensure_pool(http, name, gpu_memory_gb)
+        for queue, priority in QUEUES.items():
+            await _ensure_queue(http, name, queue, priority)
+
+
+async def list_pools(settings: Settings) -> list[Pool]:
+    """The pools that nodes can join, with the nodes that Prefect has heard lately.
+
+    Raises:
+        Unavailable: Prefect is away.
+    """
+    async with _reached(settings) as http:
+        answer = await http.post("/work_pools/filter", json={"limit": PAGE})
+        pools = []
+        for pool in answer.raise_for_status().json():
+            if pool["type"] != POOL_TYPE:
+                continue
+            path = f"/work_pools/{pool['name']}"
+            queues = (await http.post(f"{path}/queues/filter", json={})).raise_for_status().json()
+            workers = (await http.post(f"{path}/workers/filter", json={})).raise_for_status().json()
+            pools.append(
+                Pool(
+                    name=pool["name"],
+                    gpu_memory_gb=_memory(pool),
+                    queues={
+                        queue["name"]: queue["priority"]
+                        for queue in sorted(queues, key=lambda queue: int(queue["priority"]))
+                    },
+                    nodes=sorted(worker["name"] for worker in workers if worker["status"] == "ONLINE"),
+                )
+            )
+    return sorted(pools, key=lambda pool: (pool.gpu_memory_gb, pool.name))
+
+
+async def check_pool(settings: Settings, name: str) -> None:
+    """See that a node can join pool `name`. While Prefect is away nobody knows, and the node may begin.
+
+    Raises:
+        ConfigurationError: there is no such pool; with how to make it.
+    """
+    if name in POOLS:  # `smi up` makes these beside its node
+        return
+    async with prefect_http(settings) as http:
+        try:
+            found = await http.get(f"/work_pools/{name}")
+        except httpx.HTTPError:
+            return
+    if found.status_code == httpx.codes.NOT_FOUND:
+        raise ConfigurationError(
+            f"pool {name!r} does not exist; make it with `smi pools add {name} --gpu-memory-gb N`, "
+            "or see `smi pools` for those there are"
+        )
+
+
+def _memory(pool: dict[str, Any]) -> int:
+    """GB of GPU memory that a pool's nodes have; 0 if it does not say."""
+    variables = pool["base_job_template"].get("variables", {}).get("properties", {})
+    return int(variables.get("gpu_memory_gb", {}).get("default") or 0)
+
+
+@asynccontextmanager
+async def _reached(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    """Prefect's API, with what is wrong with it in words."""
+    async with prefect_http(settings) as http:
+        try:
+            yield http
+        except httpx.HTTPStatusError as error:
+            raise Unavailable(f"Prefect at {http.base_url} answered {error.response.status_code}") from None
+        except httpx.HTTPError as error:
+            raise Unavailable(
+                f"Prefect at {http.base_url} does not answer ({type(error).__name__}): is `smi up` running?"
+            ) from None
 
 
 async def _ensure_pool(http: httpx.AsyncClient, name: str, gpu_memory_gb: int) -> None:

@@ -38,6 +38,9 @@ class Conversation(BaseModel):
     transcript: str
     answer: Completion
 
+    def markdown(self) -> str:
+        return f"### Transcript\n\n{self.transcript}\n\n### Answer\n\n{self.answer.text}"
+
 
 @flow(name="converse")
 async def converse(request: ConverseRequest) -> Conversation:

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Literal
 
+from blocks.storage import Media
 from tasks.live import current
 from tasks.principal import SYSTEM, Principal
 
@@ -26,6 +27,7 @@ class StepProgress:
     Attributes:
         stage: what it does now: "loading", "queued", "working".
         message: why it failed.
+        model: what its last request asked for, and `node` where that was placed.
     """
 
     name: str
@@ -35,6 +37,8 @@ class StepProgress:
     fraction: float = 0.0
     stage: str = ""
     message: str = ""
+    model: str = ""
+    node: str = ""
 
 
 def _nobody(job: JobRun) -> None:
@@ -48,7 +52,8 @@ class JobRun:
     Attributes:
         folder: the reference below which its files lie, such as `jobs/job_1`.
         changed: called after each change of `steps`; must return at once.
-        kept: names, below `folder`/files, of the files that its steps have made.
+        kept: the files that its steps have made, by their names below `folder`/files; one without a
+            `reference` is not stored yet.
     """
 
     folder: str
@@ -57,7 +62,7 @@ class JobRun:
     priority: Priority = "normal"
     steps: list[StepProgress] = field(default_factory=list)
     changed: Callable[[JobRun], None] = _nobody
-    kept: set[str] = field(default_factory=set)
+    kept: dict[str, Media] = field(default_factory=dict)
 
 
 _job: ContextVar[JobRun | None] = ContextVar("smi_job", default=None)
@@ -104,6 +109,13 @@ def progress(stage: str, fraction: float = 0.0) -> None:
     if job is not None and step is not None:
         step.stage, step.fraction = stage, fraction
         job.changed(job)
+
+
+def placed(model: str, node: str) -> None:
+    """Note where the current step of a job works; nothing outside of one."""
+    step = _step.get()
+    if step is not None:
+        step.model, step.node = model, node
 
 
 def principal() -> Principal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+from collections.abc import Container
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
 from typing import BinaryIO, TypeVar, cast
@@ -63,27 +64,28 @@ async def produce(
         if with_client:
             return kind.upload(file, name, content_type, size), done
         file.seek(0)
-        reference, name = await _keep(file, name)
+        kept = await _keep(file, kind(name=name, content_type=content_type, size=size))
     except BaseException:
         file.close()
         raise
     file.close()
-    return kind(reference=reference, name=name, content_type=content_type, size=size), done
+    return kept, done
 
 
-async def _keep(file: BinaryIO, name: str) -> tuple[str, str]:
-    """Store a file that the current step made; its reference, and its name below the run's files."""
+async def _keep(file: BinaryIO, media: M) -> M:
+    """Store a file that the current step made: `media` with its reference, and its name below the run's."""
     job, step = current_job(), current_step()
     job = job or JobRun(f"runs/{flow_run.id or 'script'}")
-    name = _free(posixpath.join(step.name if step is not None else "", name), job.kept)
-    reference = f"{job.folder}/files/{name}"
+    name = _free(posixpath.join(step.name if step is not None else "", media.name), job.kept)
+    job.kept[name] = media  # nobody else may take the name meanwhile
+    kept = media.model_copy(update={"name": name, "reference": f"{job.folder}/files/{name}"})
     storage = (await current_fleet()).storage
-    await asyncio.to_thread(storage.write, reference, file)
-    job.kept.add(name)
-    return reference, name
+    await asyncio.to_thread(storage.write, str(kept.reference), file)
+    job.kept[name] = kept
+    return kept
 
 
-def _free(name: str, taken: set[str]) -> str:
+def _free(name: str, taken: Container[str]) -> str:
     stem, extension = posixpath.splitext(name)
     number = 1
     while name in taken:

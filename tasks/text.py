@@ -26,6 +26,9 @@ class Completion(BaseModel):
     prompt_tokens: int
     completion_tokens: int
 
+    def markdown(self) -> str:
+        return self.text
+
 
 @step
 async def generate(model: str, parameters: ChatParameters, priority: Priority | None = None) -> Completion:

@@ -14,7 +14,19 @@ from functools import partial
 from fastapi import FastAPI
 
 from blocks.settings import Settings
-from deployments.api import audio, chat, embeddings, images, indexes, jobs, models, pipelines, speech, system
+from deployments.api import (
+    audio,
+    chat,
+    embeddings,
+    images,
+    indexes,
+    jobs,
+    models,
+    pipelines,
+    runs,
+    speech,
+    system,
+)
 from deployments.api.direct import DirectRoutes
 from deployments.api.docs import document
 from deployments.api.errors import add_error_handlers
@@ -84,10 +96,11 @@ def create_app(settings: Settings) -> DirectRoutes:
     state.metrics = Metrics()
     state.recorder = SpoolRecorder(settings)
     _add_live_routes(app)
-    for module in (jobs, pipelines, indexes, models, system):
+    for module in (jobs, runs, pipelines, indexes, models, system):
         app.include_router(module.router)
-    app.add_middleware(RequestMiddleware, keys=state.keys, metrics=state.metrics)
+    shared = {"keys": state.keys, "metrics": state.metrics, "settings": settings}
+    app.add_middleware(RequestMiddleware, **shared)
     add_error_handlers(app)
     document(app)
     live = [route.endpoint for route in LIVE]
-    return DirectRoutes(app, live, partial(RequestMiddleware, keys=state.keys, metrics=state.metrics))
+    return DirectRoutes(app, live, partial(RequestMiddleware, **shared))

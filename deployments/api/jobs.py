@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Query
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -21,14 +21,16 @@ from blocks.storage import Media
 from deployments.api.body import read_body
 from deployments.api.docs import takes_json
 from deployments.api.errors import parse
+from deployments.api.files import file_response, progress_of
 from deployments.api.forms import file_of, form_of, is_form
 from deployments.api.intake import accept, input_reference
 from deployments.jobs.requests import parsed
 from deployments.jobs.store import Job, Jobs, JobState, new_job_id
-from deployments.jobs.stored import Failure, Stored
+from deployments.jobs.stored import Failure, FileKept, Progress, StepShown, Stored
 from flows.registry import Entry, flow_named
 from tasks.fleet import current_fleet
-from tasks.job import Priority
+from tasks.job import Priority, StepState
+from tasks.links import link
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -73,7 +75,7 @@ class JobObject(BaseModel):
     error: Failure | None
 
     @classmethod
-    def of(cls, job: Job) -> JobObject:
+    def of(cls, job: Job, **more: Any) -> Self:
         return cls(
             id=job.id,
             flow=job.flow,
@@ -89,7 +91,21 @@ class JobObject(BaseModel):
             started_at=_seconds(job.started),
             ended_at=_seconds(job.ended),
             error=Failure.model_validate(job.error) if job.error else None,
+            **more,
         )
+
+
+class JobFile(FileKept):
+    """A file that the job made; `url` opens without a key until it expires."""
+
+    url: str
+
+
+class JobDetails(JobObject):
+    """A job, how far its steps are and what files they have made."""
+
+    steps: list[StepShown]
+    files: list[JobFile]
 
 
 class JobList(BaseModel):
@@ -127,8 +143,36 @@ async def list_jobs(request: Request, limit: Annotated[int, Query(ge=1, le=100)]
 
 
 @router.get("/{job_id}", summary="One job")
-async def get_job(request: Request, job_id: JobId) -> JobObject:
-    return JobObject.of(await _jobs(request).get(job_id, request.state.key.id))
+async def get_job(request: Request, job_id: JobId) -> JobDetails:
+    job = await _jobs(request).get(job_id, request.state.key.id)
+    storage = (await current_fleet()).storage
+    begun = job.state != "accepted" and job.attempt > 0
+    progress = await progress_of(storage, Stored.of(job.id, job.attempt)) if begun else Progress()
+    settings = request.app.state.settings
+    files = [
+        JobFile(**dict(file), url=link(settings, f"/v1/jobs/{job.id}/files/{file.name}"))
+        for file in progress.files
+    ]
+    return JobDetails.of(job, steps=[_settled(step, job) for step in progress.steps], files=files)
+
+
+def _settled(step: StepShown, job: Job) -> StepShown:
+    """A step that was cut short, by the end of its worker say, does not run for ever."""
+    if step.status != "running" or job.state == "running":
+        return step
+    end: StepState = "cancelled" if job.state == "cancelled" else "failed"
+    return step.model_copy(update={"status": end, "error": step.error or "the run ended before the step"})
+
+
+@router.get("/{job_id}/files/{name:path}", summary="A file that the job made", response_model=None)
+async def get_file(request: Request, job_id: JobId, name: str) -> Response:
+    """The file itself, or the bytes that the header Range asks for. With `expires` and `signature`, as links
+    have them, no key is needed."""
+    jobs, key = _jobs(request), request.state.key
+    job = await (jobs.signed_for(job_id) if key is None else jobs.get(job_id, key.id))
+    return await file_response(
+        request, (await current_fleet()).storage, Stored.of(job.id, max(1, job.attempt)), name
+    )
 
 
 @router.get("/{job_id}/result", summary="What the job's flow returned", response_model=None)
@@ -142,7 +186,7 @@ async def get_result(request: Request, job_id: JobId) -> Response:
     if job.state != "succeeded":
         raise Conflict(f"job {job_id} is {job.state}; ask again when its status is succeeded", retry_after=1)
     storage = (await current_fleet()).storage
-    stored = await asyncio.to_thread(storage.read, Stored.of(job.id, job.attempt).result)
+    stored = await asyncio.to_thread(storage.read_shared, Stored.of(job.id, job.attempt).result)
     return Response(stored, media_type="application/json")
 
 

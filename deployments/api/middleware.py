@@ -12,7 +12,8 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from blocks.errors import Cancelled, InvalidRequest, SmiError
-from deployments.api.auth import PUBLIC, authenticate
+from blocks.settings import Settings
+from deployments.api.auth import PUBLIC, authenticate, signed
 from deployments.api.errors import error_response, unexpected
 from deployments.api.keys import Keys
 from deployments.api.metrics import Metrics
@@ -21,10 +22,11 @@ REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestMiddleware:
-    """Sets `request.state.request_id` and, where a key is needed, `request.state.key` (a `KeyInfo`)."""
+    """Sets `request.state.request_id` and, where a key is needed, `request.state.key`: a `KeyInfo`, or None
+    for a signed link."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics) -> None:
-        self.app, self.keys, self.metrics = app, keys, metrics
+    def __init__(self, app: ASGIApp, keys: Keys, metrics: Metrics, settings: Settings) -> None:
+        self.app, self.keys, self.metrics, self.settings = app, keys, metrics, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -54,7 +56,9 @@ class RequestMiddleware:
                     "header x-request-id must be 1 to 64 letters, digits, '.', '_' or '-'",
                     param="x-request-id",
                 )
-            if scope["path"] not in PUBLIC:
+            if signed(self.settings, scope["method"], scope["path"], scope["query_string"]):
+                state["key"] = None
+            elif scope["path"] not in PUBLIC:
                 state["key"] = await authenticate(self.keys, headers.get(b"authorization"))
             await self.app(scope, receive, answer)
         except Exception as error:  # noqa: BLE001 (logged by `unexpected`; nothing may reach the server)

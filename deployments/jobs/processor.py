@@ -20,13 +20,13 @@ import httpx
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from blocks.errors import ModelNotFound, RunLost, Unavailable
+from blocks.errors import ModelNotFound, RunLost, StorageNotShared, Unavailable
 from blocks.settings import Settings
 from blocks.storage import Storage
 from deployments.database import create_tables, engine_for, unfit
 from deployments.jobs.runs import NotStarted, Run, Runs
 from deployments.jobs.store import CHANNEL, Job, Jobs, Kind
-from deployments.jobs.stored import Failure, Stored
+from deployments.jobs.stored import NOT_SHARED, Failure, Stored
 from deployments.pools import RUNS_PER_NODE
 from tasks.dispatch import Need, choose
 from tasks.fleet import Fleet, close_fleet, current_fleet
@@ -112,7 +112,7 @@ class Processor:
 
     async def _start(self, job: Job) -> None:
         try:
-            run_id = await self.runs.start(job)
+            run_id = await self.runs.start(job, await self.jobs.owner(job))
         except NotStarted as error:
             log.error("%s: cannot be started, and waits: %s", job.id, error)
             await self.jobs.put_back(job)
@@ -135,13 +135,13 @@ class Processor:
         jobs = {job.flow_run_id: job for job in running if job.flow_run_id}
         ended = await self.runs.ended(jobs.keys()) if jobs else []
         for run in ended:
-            await self._decide(jobs[run.id], run.state, run.state_name)
+            await self._decide(jobs[run.id], run.state, run.state_name, run.message)
         return {jobs[run.id].id for run in ended}
 
-    async def _decide(self, job: Job, state: str, name: str) -> None:
+    async def _decide(self, job: Job, state: str, name: str, message: str = "") -> None:
         """End the job; what one job left must not hold up the others."""
         try:
-            await self._conclude(job, state, name)
+            await self._conclude(job, state, name, message)
         except (DBAPIError, ValueError) as error:
             if not unfit(error):
                 raise
@@ -149,7 +149,7 @@ class Processor:
             lost = Failure(code="internal_error", message="how the job ended could not be stored")
             await self.jobs.end(job, "failed", lost)
 
-    async def _conclude(self, job: Job, state: str, name: str) -> None:
+    async def _conclude(self, job: Job, state: str, name: str, message: str) -> None:
         """What a run that is over means for its job. What is stored counts, not what Prefect was told."""
         stored = Stored.of(job.id, job.attempt)
         if await asyncio.to_thread(self.storage.exists, stored.result):
@@ -157,7 +157,7 @@ class Processor:
         elif state == "CANCELLED" or job.cancelling:
             await self.jobs.end(job, "cancelled")
         else:
-            failure = await self._failure(stored, name)
+            failure = await self._failure(stored, name, message)
             if failure.retryable and job.attempt < job.max_attempts:
                 await self.jobs.again(job, failure)
             else:
@@ -165,9 +165,13 @@ class Processor:
         self._asked_to_cancel.discard(job.id)
         log.info("%s: attempt %d ended as %s", job.id, job.attempt, name)
 
-    async def _failure(self, stored: Stored, name: str) -> Failure:
+    async def _failure(self, stored: Stored, name: str, message: str) -> Failure:
         if await asyncio.to_thread(self.storage.exists, stored.error):
             return Failure.model_validate_json(await asyncio.to_thread(self.storage.read, stored.error))
+        if name == NOT_SHARED:
+            return Failure.of(StorageNotShared(message))
+        if name == "Completed":  # the worker stored its result before it said so
+            return Failure.of(self.storage.not_shared(stored.result))
         return Failure.of(RunLost(f"the flow run ended as {name} without a result"))
 
     async def _cancel(self, running: Sequence[Job]) -> None:

@@ -23,13 +23,14 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A flow run as Prefect knows it; `worker` holds it, `since` is when its state was set."""
+    """A flow run as Prefect knows it; `worker` holds it, `since` and `message` are its state's."""
 
     id: str
     state: str
     state_name: str
     worker: str | None
     since: datetime
+    message: str = ""
 
     @classmethod
     def read(cls, found: dict[str, Any]) -> Run:
@@ -39,6 +40,7 @@ class Run:
             found["state_name"],
             found["infrastructure_pid"],
             datetime.fromisoformat(found["state"]["timestamp"]),
+            found["state"]["message"] or "",
         )
 
 
@@ -59,8 +61,10 @@ class Runs:
             self._deployments[flow] = (deployment["id"], deployment["flow_id"])
         return True
 
-    async def start(self, job: Job) -> str:
+    async def start(self, job: Job, owner: str) -> str:
         """Create the flow run of the job's attempt, or find the one that was created before; its id.
+
+        Its name says what and whose (`owner` is the key's name); its tags find it.
 
         It names the pool itself: a deployment's own call for runs keeps to that deployment's pool, and
         would check the reference against the flow's parameters.
@@ -74,7 +78,7 @@ class Runs:
         answer = await self._http.post(
             "/flow_runs/",
             json={
-                "name": job.request_id,
+                "name": f"{job.flow} {job.model} for {owner} ({job.request_id})",
                 "flow_id": flow_id,
                 "deployment_id": deployment_id,
                 "parameters": {"request": Stored.of(job.id, job.attempt, job.priority).model_dump()},

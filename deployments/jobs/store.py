@@ -163,6 +163,19 @@ class Jobs:
             raise NotFound(f"job {job_id!r} does not exist")
         return job
 
+    async def signed_for(self, job_id: str) -> Job:
+        """A job, for whoever has a link that we signed."""
+        async with self._session() as session:
+            job = await session.scalar(select(Job).filter_by(id=job_id))
+        if job is None:
+            raise NotFound(f"job {job_id!r} does not exist")
+        return job
+
+    async def owner(self, job: Job) -> str:
+        """The name of the job's key."""
+        async with self._session() as session:
+            return await session.scalar(select(Key.name).where(Key.id == job.key_id)) or ""
+
     async def list(self, key_id: int, limit: int) -> Sequence[Job]:
         """The jobs of a key, newest first."""
         async with self._session() as session:

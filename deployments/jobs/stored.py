@@ -5,7 +5,8 @@ Content never enters Prefect: a job's flow run has the parameters
     {"request": {"reference": "jobs/job_1/request.json", "attempt": 2, "priority": "low"}}
 
 and the worker that runs it reads the request there and writes `jobs/job_1/2/result.json` or
-`jobs/job_1/2/error.json` before Prefect hears how the run ended.
+`jobs/job_1/2/error.json` before Prefect hears how the run ended, and `progress.json` beside them meanwhile.
+A run that Prefect's UI or a schedule started has no job; what it makes lies below `runs/<its id>`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,53 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blocks.errors import SmiError, from_code
-from tasks.job import Priority
+from tasks.job import JobRun, Priority, StepState
 from tasks.principal import Principal
 
+NOT_SHARED = "StorageNotShared"  # name of the state of a run whose worker did not find its request
 
-class Stored(BaseModel):
+
+class Outcome:
+    """Where a run leaves what it has to say.
+
+    Attributes:
+        folder: the reference below which all that is the job's, or the run's, lies.
+        own: the same of this attempt alone.
+    """
+
+    @property
+    def folder(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def own(self) -> str:
+        return self.folder
+
+    @property
+    def result(self) -> str:
+        return posixpath.join(self.own, "result.json")
+
+    @property
+    def error(self) -> str:
+        return posixpath.join(self.own, "error.json")
+
+    @property
+    def progress(self) -> str:
+        return posixpath.join(self.own, "progress.json")
+
+
+class OfNoJob(Outcome):
+    """A flow run that Prefect's UI or a schedule started."""
+
+    def __init__(self, flow_run_id: str) -> None:
+        self.flow_run_id = flow_run_id
+
+    @property
+    def folder(self) -> str:
+        return f"runs/{self.flow_run_id}"
+
+
+class Stored(BaseModel, Outcome):
     """A request by reference; it stands where the flow's own request would."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -43,19 +86,11 @@ class Stored(BaseModel):
 
     @property
     def folder(self) -> str:
-        """The reference below which all that is the job's lies."""
         return posixpath.dirname(self.reference)
 
     @property
-    def result(self) -> str:
-        return self._beside("result.json")
-
-    @property
-    def error(self) -> str:
-        return self._beside("error.json")
-
-    def _beside(self, name: str) -> str:
-        return posixpath.join(self.folder, str(self.attempt), name)
+    def own(self) -> str:
+        return posixpath.join(self.folder, str(self.attempt))
 
 
 class StoredRequest(BaseModel):
@@ -66,6 +101,62 @@ class StoredRequest(BaseModel):
     principal: Principal
     request_id: str
     request: dict[str, Any]
+
+
+class StepShown(BaseModel):
+    """A step of a run. Times are seconds since the epoch; `progress` is 0 to 1, and 0 while unknown.
+
+    Attributes:
+        stage: what it does now: "loading", "queued", "working".
+        error: why it failed.
+    """
+
+    name: str
+    status: StepState
+    progress: float
+    stage: str
+    started_at: float | None
+    ended_at: float | None
+    error: str | None
+
+
+class FileKept(BaseModel):
+    """A file that a run made."""
+
+    name: str
+    content_type: str
+    bytes: int
+
+
+class Progress(BaseModel):
+    """What a run's `progress.json` holds."""
+
+    steps: list[StepShown] = []
+    files: list[FileKept] = []
+
+    @classmethod
+    def of(cls, run: JobRun) -> Progress:
+        steps = [
+            StepShown(
+                name=step.name,
+                status=step.state,
+                progress=step.fraction,
+                stage=step.stage,
+                started_at=step.started,
+                ended_at=step.ended,
+                error=step.message or None,
+            )
+            for step in run.steps
+        ]
+        files = [
+            FileKept(name=name, content_type=media.content_type, bytes=media.size or 0)
+            for name, media in run.kept.items()
+            if media.reference is not None
+        ]
+        return cls(steps=steps, files=files)
+
+    def file(self, name: str) -> FileKept | None:
+        return next((file for file in self.files if file.name == name), None)
 
 
 class Failure(BaseModel):

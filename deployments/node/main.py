@@ -21,6 +21,7 @@ from deployments.node.ledger import Ledger, default_memory, gib
 from deployments.node.runners import Runners
 from deployments.node.service import Node
 from deployments.node.wire import SERVER_OPTIONS, Beats, Guarded
+from deployments.pools import check_pool
 from tasks.protocol.auth import Gate
 
 # A node stops within 7 s, since `smi up` kills it after 8: it drains, then closes its runners, and its
@@ -56,9 +57,11 @@ async def serve_node(
         preload: import what drivers name (torch, ...) once, in the background, for all runners.
 
     Raises:
-        ConfigurationError: the port is taken, the host not loopback, the join token or `memory` missing.
+        ConfigurationError: the pool does not exist, the port is taken, the host not loopback, the join token
+            or `memory` missing.
     """
     token = settings.require("join_token")
+    await check_pool(settings, pool)
     ledger = Ledger(_memory(pool, memory))
     catalogue = load_catalogue(settings.home)
     server = grpc.aio.server(options=SERVER_OPTIONS)

@@ -20,11 +20,13 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Crashed, Failed
 
 import flows
-from blocks.errors import PermissionDenied
+from blocks.errors import PermissionDenied, StorageNotShared
 from blocks.storage import Storage
 from deployments.jobs.requests import parsed
-from deployments.jobs.stored import Failure, Stored, StoredRequest
+from deployments.jobs.stored import NOT_SHARED, Failure, OfNoJob, Outcome, Stored, StoredRequest
+from deployments.node.progress import kept_in
 from flows.registry import FLOWS
+from tasks.artifacts import progress_shown, show
 from tasks.job import JobRun, in_job
 from tasks.step import content_free
 
@@ -115,6 +117,8 @@ def hosted(flow: Flow[..., Any], execution: Execution, storage: Storage, results
         if work.cancelled():
             return execution.end_state()
         error = work.exception()
+        if isinstance(error, StorageNotShared):  # the processor cannot read what we would store
+            return Failed(name=NOT_SHARED, message=error.message)
         if isinstance(error, Exception):
             raise content_free(error) from None
         execution.done = True
@@ -129,21 +133,30 @@ def hosted(flow: Flow[..., Any], execution: Execution, storage: Storage, results
     return copied
 
 
-async def _perform(flow: Flow[..., Any], request: Any, storage: Storage) -> Any:
-    model = FLOWS[flow.name].request
+async def _perform(flow: Flow[..., Any], request: Any, storage: Storage) -> None:
+    """Run the flow and store how it ended before Prefect hears of it.
+
+    Raises:
+        StorageNotShared: the request was stored on another machine.
+    """
     stored = Stored.found_in(request)
     if stored is None:  # from Prefect's UI or a schedule: nobody's key
-        with in_job(JobRun(f"runs/{flow_run.id}", str(flow_run.name))):
-            return await flow.fn(parsed(model, request))
+        outcome: Outcome = OfNoJob(str(flow_run.id))
+        run = JobRun(outcome.folder, str(flow_run.name))
+    else:
+        outcome = stored
+        text = await asyncio.to_thread(storage.read_shared, stored.reference)
+        asked = StoredRequest.model_validate_json(text)
+        request = asked.request
+        run = JobRun(stored.folder, asked.request_id, asked.principal, stored.priority)
     try:
-        asked = StoredRequest.model_validate_json(await asyncio.to_thread(storage.read, stored.reference))
-        job = JobRun(stored.folder, asked.request_id, asked.principal, stored.priority)
-        with in_job(job):
-            result = await flow.fn(parsed(model, asked.request))
+        async with kept_in(storage, outcome.progress, run), progress_shown(run):
+            with in_job(run):
+                result = await flow.fn(parsed(FLOWS[flow.name].request, request))
     except Exception as error:
-        told = content_free(error)
-        failure = Failure.of(told).model_dump_json().encode()
-        await asyncio.to_thread(storage.write, stored.error, failure)
+        failure = Failure.of(content_free(error)).model_dump_json().encode()
+        await asyncio.to_thread(storage.write, outcome.error, failure)
         raise
-    await asyncio.to_thread(storage.write, stored.result, result.model_dump_json().encode())
-    return None
+    await asyncio.to_thread(storage.write, outcome.result, result.model_dump_json().encode())
+    result_path = "" if stored is not None else f"/v1/{outcome.folder}/result"
+    await show(run, flow.name, result, result_path=result_path)

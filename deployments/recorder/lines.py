@@ -12,7 +12,8 @@ import orjson
 from tasks.live import Label, LiveRun, StepRecord
 
 NUMBER = (int, float)
-RUN = (int, str, str, NUMBER, NUMBER, str, str, dict, list)
+RUN = (int, str, str, str, NUMBER, NUMBER, str, str, dict, list)
+START = 5  # values of a start
 STEP = (str, NUMBER, NUMBER, str, str)
 
 
@@ -20,12 +21,14 @@ STEP = (str, NUMBER, NUMBER, str, str)
 class Record:
     """A run as the spool tells it. `key` counts the runs of one API process; `state` is Prefect's.
 
-    `flow_run_id` is known once the run was created in Prefect while it was still going on.
+    `owner` is the name of the key. `flow_run_id` is known once the run was created in Prefect while it was
+    still going on.
     """
 
     key: int
     flow: str
     request_id: str
+    owner: str
     started: float
     ended: float = 0.0
     state: str = "RUNNING"
@@ -40,7 +43,8 @@ class Record:
 
 
 def start_line(key: int, run: LiveRun) -> bytes:
-    return orjson.dumps((key, run.flow, run.request_id, run.started), option=orjson.OPT_APPEND_NEWLINE)
+    begun = (key, run.flow, run.request_id, run.principal.name, run.started)
+    return orjson.dumps(begun, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def end_line(key: int, run: LiveRun) -> bytes:
@@ -50,6 +54,7 @@ def end_line(key: int, run: LiveRun) -> bytes:
             key,
             run.flow,
             run.request_id,
+            run.principal.name,
             run.started,
             run.ended,
             run.state,
@@ -69,9 +74,9 @@ def parse(line: bytes) -> Record:
         ValueError: the line is damaged, or another version's.
     """
     values = orjson.loads(line)
-    if not (_has(values, RUN) or _has(values, RUN[:4])):
+    if not (_has(values, RUN) or _has(values, RUN[:START])):
         raise ValueError("not a line of the spool")
-    if len(values) == 4:
+    if len(values) == START:
         return Record(*values)
     *values, steps = values
     if not all(_has(step, STEP) for step in steps):

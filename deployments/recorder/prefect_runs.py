@@ -160,12 +160,18 @@ async def gather(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
 def creation(name: str, run: Record) -> dict[str, Any]:
     """A run as Prefect creates it."""
     return {
-        "name": clean(run.request_id),
+        "name": name_of(run),
         "idempotency_key": f"{name}:{run.key}",
         "state": state(run),
         "tags": tags(run),
         "labels": labels(run),
     }
+
+
+def name_of(run: Record) -> str:
+    """What and whose. The model is not known yet of a run that is recorded while it begins."""
+    what = f"{run.flow} {run.labels['model']}" if "model" in run.labels else run.flow
+    return clean(f"{what} for {run.owner} ({run.request_id})")
 
 
 def state(run: Record) -> dict[str, str]:

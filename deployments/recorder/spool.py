@@ -134,7 +134,15 @@ class SpoolRecorder:
         except TypeError as error:  # the end counts more than what could not be written down
             log.error("labels of a run of %r cannot be recorded: %s", run.flow, error)
             line = end_line(
-                key, LiveRun(run.flow, run.request_id, run.started, ended=run.ended, state=run.state)
+                key,
+                LiveRun(
+                    run.flow,
+                    run.request_id,
+                    run.started,
+                    ended=run.ended,
+                    state=run.state,
+                    principal=run.principal,
+                ),
             )
         self._lines += 1
         self._segments.append(line)

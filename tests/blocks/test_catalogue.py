@@ -49,3 +49,39 @@ def test_a_broken_home_file_is_named(tmp_path: Path, text: str, told: str) -> No
     (tmp_path / "models.toml").write_text(text)
     with pytest.raises(ConfigurationError, match=f"(?s){told}"):
         load_catalogue(tmp_path)
+
+
+def test_openais_names_lead_to_models_that_ship(tmp_path: Path) -> None:
+    catalogue = load_catalogue(tmp_path)
+    assert catalogue.get("gpt-4o-mini", "chat").name == "smollm2-135m"
+    assert catalogue.get("whisper-1", "transcription").name == "whisper-tiny.en"
+
+
+MINE = "[mine]\ntask = 'chat'\ndriver = 'echo'\n"
+
+
+@pytest.mark.parametrize("text", [f"{MINE}aliases = ['gpt-4o-mini']\n", MINE.replace("mine", "gpt-4o-mini")])
+def test_a_name_that_the_home_file_gives_away_moves(tmp_path: Path, text: str) -> None:
+    (tmp_path / "models.toml").write_text(text)
+    catalogue = load_catalogue(tmp_path)
+    assert catalogue.get("gpt-4o-mini").driver == "echo"
+    assert catalogue.get("default").name == "smollm2-135m"
+    assert "gpt-4o-mini" not in catalogue.get("default").aliases
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            f"{MINE}aliases = ['a']\n{MINE.replace('mine', 'other')}aliases = ['a']\n",
+            r"models 'mine' and 'other' both have the alias 'a'",
+        ),
+        (f"{MINE}aliases = ['echo']\n", r"alias 'echo' of model 'mine' is another model's name"),
+        (f"{MINE}aliases = 'a'\n", r"model 'mine'.*aliases"),
+        (f"{MINE}aliases = [1]\n", r"model 'mine'.*aliases"),
+    ],
+)
+def test_a_name_means_one_model(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "models.toml").write_text(text)
+    with pytest.raises(ConfigurationError, match=f"(?s){told}"):
+        load_catalogue(tmp_path)

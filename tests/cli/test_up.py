@@ -122,7 +122,7 @@ async def test_a_stream_that_is_open_when_the_api_stops_is_recorded_as_cancelled
         while smi.pids["api"] == api.pid or not await http_answers(f"{smi.url}/health"):
             await asyncio.sleep(0.1)
             smi.pids["api"] = State.read(smi.home).processes["api"].pid
-    named = {"flow_runs": {"name": {"any_": [answer.headers["x-request-id"]]}}}
+    named = {"flow_runs": {"tags": {"any_": [answer.headers["x-request-id"]]}}}
     runs = (await prefect.post("/flow_runs/filter", json=named)).json()
     assert [run["state_type"] for run in runs] == ["CANCELLED"]
 

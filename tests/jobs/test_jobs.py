@@ -53,7 +53,7 @@ async def test_a_chat_job_runs_and_its_content_stays_out_of_prefect(
     assert (result["text"], result["finish_reason"]) == (f"say {SECRET}", "stop")
     run = (await prefect.get(f"/flow_runs/{job['flow_run_id']}")).json()
     assert (run["name"], run["state_type"], run["work_queue_name"]) == (
-        job["request_id"],
+        f"chat echo for first ({job['request_id']})",
         "COMPLETED",
         "normal",
     )

@@ -92,7 +92,7 @@ async def test_a_job_to_be_cancelled_whose_run_was_not_noted_is_cancelled_there_
     processor: Processor, prefect: httpx.AsyncClient
 ) -> None:
     job = await claimed(processor)
-    run_id = await processor.runs.start(job)  # and the processor is killed
+    run_id = await processor.runs.start(job, "test")  # and the processor is killed
     await processor.jobs.cancel(job.id, 1)
     await processor.turn()
     await processor.turn()

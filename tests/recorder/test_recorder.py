@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -53,6 +54,12 @@ async def drained(recorder: SpoolRecorder, recorded: int, timeout_s: float = 60)
             await asyncio.sleep(0.1)
 
 
+def request_of(run: dict[str, Any]) -> str:
+    """A run's name says whose it is; its label has the request id alone."""
+    assert run["name"].endswith(f" for system ({run['labels']['request_id']})")
+    return str(run["labels"]["request_id"])
+
+
 def seconds(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
@@ -71,7 +78,7 @@ async def test_a_run_is_found_with_its_steps_and_true_times(prefect, settings, e
     assert recorder.process.returncode == 0
     assert not recorder.folder.exists()
     (found,) = await prefect.runs()
-    assert (found["name"], found["state_type"]) == (run.request_id, "FAILED")
+    assert (request_of(found), found["state_type"]) == (run.request_id, "FAILED")
     assert found["state"]["message"] == run.message
     assert set(found["tags"]) == {run.request_id, "live", "tier:local", "model:echo"}
     assert found["labels"]["completion_tokens"] == 3
@@ -120,7 +127,7 @@ async def test_a_hundred_records_come_in_order(prefect, settings, ending) -> Non
         for run in runs:
             recorder.ended(ending(run))
         await drained(recorder, 100)
-    assert [found["name"] for found in await prefect.runs()] == [run.request_id for run in runs]
+    assert [request_of(found) for found in await prefect.runs()] == [run.request_id for run in runs]
 
 
 async def test_records_wait_while_prefect_is_away_and_come_in_order(prefect, settings, line, ending) -> None:
@@ -142,7 +149,7 @@ async def test_records_wait_while_prefect_is_away_and_come_in_order(prefect, set
         assert away.lag_s > 1
         await line.up()
         await drained(recorder, 60)
-    assert [found["name"] for found in await prefect.runs()] == [run.request_id for run in runs]
+    assert [request_of(found) for found in await prefect.runs()] == [run.request_id for run in runs]
 
 
 async def test_a_killed_recorder_loses_and_doubles_nothing(prefect, settings, ending) -> None:
@@ -163,7 +170,7 @@ async def test_a_killed_recorder_loses_and_doubles_nothing(prefect, settings, en
         await drained(recorder, 40)
         assert recorder.status().failed == 0
     found = await prefect.runs()
-    assert sorted(run["name"] for run in found) == [run.request_id for run in runs]
+    assert sorted(request_of(run) for run in found) == [run.request_id for run in runs]
     assert {run["state_type"] for run in found} == {"COMPLETED"}
     for run in found[:15]:
         states = await prefect.states(run)
@@ -196,7 +203,7 @@ async def test_runs_of_a_crashed_api_become_crashed(prefect, settings, eventuall
 
     await eventually(gone)
     (found,) = await prefect.runs()
-    assert (found["name"], found["state_type"]) == ("req_cut", "CRASHED")
+    assert (request_of(found), found["state_type"]) == ("req_cut", "CRASHED")
     assert "API process ended" in found["state"]["message"]
 
 
@@ -236,7 +243,7 @@ async def test_a_record_that_prefect_refuses_does_not_hold_up_others(prefect, se
         await drained(recorder, 8)
         await asyncio.sleep(1.1)
         assert (recorder.status().failed, recorder.status().recorded) == (1, 8)
-    assert [found["name"] for found in await prefect.runs()] == [
+    assert [request_of(found) for found in await prefect.runs()] == [
         f"req_{number}" for number in range(9) if number != 4
     ]
 

@@ -17,6 +17,7 @@ async def test_the_oldest_live_runs_leave_and_others_stay(prefect, monkeypatch, 
             number,
             prefect.flow,
             f"req_{number}",
+            "first",
             1.0,
             2.0,
             "COMPLETED",
@@ -34,7 +35,13 @@ async def test_the_oldest_live_runs_leave_and_others_stay(prefect, monkeypatch, 
 
     await eventually(steps_are_there)
     await asyncio.gather(*(retention.clean_up(prefect.http, days=1, most=4) for _ in range(2)))
-    assert [run["name"] for run in await prefect.runs()] == ["req_0", "req_4", "req_5", "req_6", "req_7"]
+    assert [run["labels"]["request_id"] for run in await prefect.runs()] == [
+        "req_0",
+        "req_4",
+        "req_5",
+        "req_6",
+        "req_7",
+    ]
     assert await prefect.steps(first) == []
     assert await retention.clean_up(prefect.http, days=1, most=4) == 0
     assert await retention.clean_up(prefect.http, days=1e-6, most=4) == 4

@@ -30,7 +30,7 @@ class Forgetful(httpx.AsyncHTTPTransport):
 def ended(flow: str, number: int) -> Record:
     now = time.time()
     steps = [StepRecord("generate", now - 1, now), StepRecord("dispatch", now - 1, now)]
-    return Record(number, flow, f"req_{number}", now - 1, now, "COMPLETED", steps=steps)
+    return Record(number, flow, f"req_{number}", "first", now - 1, now, "COMPLETED", steps=steps)
 
 
 async def test_steps_that_prefect_forgot_are_posted_again(

@@ -32,9 +32,9 @@ async def job_done(http: httpx.AsyncClient, job: str, timeout_s: float = 120) ->
             await asyncio.sleep(0.2)
 
 
-async def runs_named(prefect: httpx.AsyncClient, *names: str) -> list[dict[str, Any]]:
+async def runs_of(prefect: httpx.AsyncClient, *requests: str) -> list[dict[str, Any]]:
     found = await prefect.post(
-        "/flow_runs/filter", json={"flow_runs": {"name": {"any_": list(names)}}, "limit": 200}
+        "/flow_runs/filter", json={"flow_runs": {"tags": {"any_": list(requests)}}, "limit": 200}
     )
     found.raise_for_status()
     return list(found.json())
@@ -43,13 +43,13 @@ async def runs_named(prefect: httpx.AsyncClient, *names: str) -> list[dict[str, 
 async def recorded(
     prefect: httpx.AsyncClient, *names: str, timeout_s: float, state: str = "COMPLETED"
 ) -> list[dict[str, Any]]:
-    """The runs of these names, once all are there and in `state`."""
+    """The runs of requests with these ids, once all are there and in `state`."""
     runs: list[dict[str, Any]] = []
     try:
         async with asyncio.timeout(timeout_s):
             while len(runs) < len(names) or any(run["state_type"] != state for run in runs):
                 parts = [names[at : at + 100] for at in range(0, len(names), 100)]
-                runs = [run for part in parts for run in await runs_named(prefect, *part)]
+                runs = [run for part in parts for run in await runs_of(prefect, *part)]
                 await asyncio.sleep(0.2)
     except TimeoutError:
         states = [run["state_type"] for run in runs]
@@ -113,6 +113,8 @@ async def test_the_same_question_is_answered_live_and_streamed(
     steps = await steps_of(prefect, run["id"], 2)
     assert {step["name"] for step in steps} == {"generate", "dispatch"}
     assert {name, "live", "tier:local", "model:smollm2-135m"} <= set(run["tags"])
+    assert run["name"].startswith("chat ")
+    assert run["name"].endswith(f"for first ({name})")
     assert run["labels"]["completion_tokens"] == chunks[-1].usage.completion_tokens
     assert "France" not in str(run)
 
@@ -231,7 +233,7 @@ async def test_chat_goes_on_while_prefect_is_away_and_records_arrive_later_in_or
         assert await ask(client, name) == f"say {name}"
         assert time.monotonic() - started < 0.5
     await answered(prefect, 60)
-    runs = {run["name"]: run for run in await recorded(prefect, *names, timeout_s=60)}
+    runs = {run["labels"]["request_id"]: run for run in await recorded(prefect, *names, timeout_s=60)}
     created = [datetime.fromisoformat(runs[name]["created"]) for name in names]
     assert created == sorted(created)
 
