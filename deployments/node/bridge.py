@@ -15,17 +15,21 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-AHEAD = 256  # items a driver may be ahead of a slow reader
+AHEAD = 256  # pieces of text and the like are small
 
 
 @asynccontextmanager
 async def driving(
     start: Callable[[threading.Event], Iterator[T] | AsyncIterator[T]],
+    ahead: int = AHEAD,
 ) -> AsyncIterator[AsyncIterator[T]]:
     """The items of one call of a driver's `run`; `start` gets the event that tells it to stop.
 
     Leave the block early to end the driver. A plain generator is told by the event; an async one is
     closed, with the event set when the block is left by an exception (cancellation is one).
+
+    Args:
+        ahead: items that a plain generator may be ahead of a slow reader.
 
     Example:
         async with driving(partial(self.driver.run, parameters)) as items:
@@ -36,7 +40,7 @@ async def driving(
     if isinstance(source, AsyncGenerator):
         items: Any = source
     elif isinstance(source, Iterator):
-        items = _Thread(source, cancelled).items()
+        items = _Thread(source, cancelled, ahead).items()
     else:
         raise TypeError(f"a driver's run must be a generator or an async generator, not {type(source)}")
     async with aclosing(items):
@@ -50,11 +54,11 @@ async def driving(
 class _Thread(Generic[T]):
     """One plain generator in one thread."""
 
-    def __init__(self, source: Iterator[T], cancelled: threading.Event) -> None:
+    def __init__(self, source: Iterator[T], cancelled: threading.Event, ahead: int) -> None:
         self._source, self._cancelled = source, cancelled
         self._loop = asyncio.get_running_loop()
         self._items: deque[T] = deque()
-        self._room = threading.Semaphore(AHEAD)
+        self._room = threading.Semaphore(ahead)
         self._news = asyncio.Event()
         self._told = False
         self._ended: asyncio.Future[None] = self._loop.create_future()

@@ -49,9 +49,8 @@ class SoundEncoder:
         self._container = av.open(
             self._written, "w", _KINDS[kind].container, container_options=options | _KINDS[kind].options
         )
-        self._stream = self._container.add_stream(_KINDS[kind].codec, rate=RATE, layout="mono")
-        if (bit_rate := _KINDS[kind].bit_rate) is not None:
-            self._stream.bit_rate = bit_rate
+        lossy: dict[str, Any] = {"bit_rate": _KINDS[kind].bit_rate} if _KINDS[kind].bit_rate else {}
+        self._stream: Any = self._container.add_stream(_KINDS[kind].codec, RATE, layout="mono", **lossy)
         self._samples = 0
 
     def encode(self, samples: Any) -> bytes:

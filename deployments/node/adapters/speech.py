@@ -15,6 +15,7 @@ from tasks.protocol.inference_pb2 import Done, Event, Media, Progress, Usage
 from tasks.protocol.shapes import SpeechParameters, SpeechResult
 
 CHUNK = 64 * 1024
+AHEAD = 2  # pieces that a driver may be ahead of the encoder, or of a slow client: each may be megabytes
 MAX_NAME = 64
 
 
@@ -30,7 +31,7 @@ class SpeechAdapter(Adapter[SpeechDriver, SpeechParameters]):
         rate = self.driver.sample_rate
         encoder = SoundEncoder(parameters.response_format, rate)
         tokens = samples = 0
-        async with driving(partial(self.driver.run, parameters)) as items:
+        async with driving(partial(self.driver.run, parameters), AHEAD) as items:
             async for item in items:
                 if isinstance(item, Prompt):
                     tokens = item.tokens
