@@ -1,18 +1,18 @@
-"""The flows that a job, a deployment or a live request may name."""
+"""The flows that a job, a deployment, a pipeline's step or a live request may name."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-from prefect import Flow
-from pydantic import BaseModel
-
 from blocks.errors import InvalidRequest
+from blocks.vectors import File
+from flows.ask import Answer, AskRequest, ask
 from flows.chat import ChatRequest, chat
 from flows.converse import Conversation, ConverseRequest, converse
 from flows.cutout import CutoutRequest, cutout
 from flows.embed import EmbedRequest, embed
+from flows.entry import Entry
+from flows.ingest import IngestRequest, ingest
+from flows.pipeline import PipelineRequest, PipelineResult, pipeline
+from flows.retrieve import Retrieval, RetrieveRequest, retrieve
 from flows.speak import SpeakRequest, speak
 from flows.transcribe import TranscribeRequest, transcribe
 from flows.upscale import UpscaleRequest, upscale
@@ -21,19 +21,10 @@ from tasks.image import Image
 from tasks.protocol.shapes import TranscriptionResult
 from tasks.text import Completion, Embeddings
 
+__all__ = ["FLOWS", "STEPS", "Entry", "flow_named"]
 
-@dataclass(frozen=True)
-class Entry:
-    """A flow, the models of its one parameter `request` and of what it returns, and the adapter of its
-    heaviest step."""
-
-    flow: Flow[Any, Any]
-    request: type[BaseModel]
-    result: type[BaseModel]
-    task: str
-
-
-FLOWS = {
+# What a pipeline's step may name as its task.
+STEPS = {
     entry.flow.name: entry
     for entry in (
         Entry(chat, ChatRequest, Completion, "chat"),
@@ -43,8 +34,13 @@ FLOWS = {
         Entry(speak, SpeakRequest, Speech, "speech"),
         Entry(cutout, CutoutRequest, Image, "cutout"),
         Entry(upscale, UpscaleRequest, Image, "upscale"),
+        Entry(ingest, IngestRequest, File, "embedding"),
+        Entry(retrieve, RetrieveRequest, Retrieval, "embedding"),
+        Entry(ask, AskRequest, Answer, "chat"),
     )
 }
+
+FLOWS = {**STEPS, pipeline.name: Entry(pipeline, PipelineRequest, PipelineResult, "")}
 
 
 def flow_named(name: str) -> Entry:

@@ -17,7 +17,7 @@ from blocks.catalogue import Model
 from blocks.errors import OutOfMemory, PermissionDenied, Unavailable
 from blocks.storage import Media
 from tasks.fleet import Node, Runner, current_fleet
-from tasks.job import Priority, current_job, principal, progress
+from tasks.job import Priority, current_job, placed, principal, progress
 from tasks.live import current, label
 from tasks.principal import Policy
 from tasks.protocol.client import OnEvent
@@ -167,6 +167,7 @@ async def infer(
             raise refusal or none_left from None
         target = placement.node if placement.node in bypassed else placement.target
         label(model=entry.name, node=placement.node, tier="local", placement=placement.reason)
+        placed(entry.name, placement.node)
         chunks = media.chunks(fleet.storage) if media is not None else None
         try:
             return await fleet.client.run(target, placement.node, header, chunks, hand_on)

@@ -88,8 +88,12 @@ def content_free(error: Exception) -> SmiError:
     return SmiError(f"unexpected {type(error).__name__}; the log of the process that ran it says where")
 
 
-def step(fn: Callable[P, Coroutine[Any, Any, R]]) -> Step[P, R]:
-    """Declare a step. Inputs are not hashed (they are content) and results not kept by Prefect."""
+def step(fn: Callable[P, Coroutine[Any, Any, R]], **options: Any) -> Step[P, R]:
+    """Declare a step. Inputs are not hashed (they are content) and results not kept by Prefect.
+
+    Args:
+        options: of `prefect.Task`, such as `name` and `retries`.
+    """
 
     @wraps(fn)
     async def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -100,4 +104,4 @@ def step(fn: Callable[P, Coroutine[Any, Any, R]]) -> Step[P, R]:
                 raise
             raise content_free(error) from None
 
-    return Step(guarded, cache_policy=NO_CACHE, persist_result=False)
+    return Step(guarded, cache_policy=NO_CACHE, persist_result=False, **options)

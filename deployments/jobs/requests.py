@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from blocks.catalogue import Catalogue
 from blocks.validation import told
+from flows.pipeline import PipelineRequest
 from flows.registry import Entry
 
 M = TypeVar("M", bound=BaseModel)
@@ -31,7 +32,6 @@ def heaviest_model(entry: Entry, request: BaseModel, catalogue: Catalogue) -> st
     Raises:
         ModelNotFound: the request names a model that is not there, or is for something else.
     """
-    name, hearing = getattr(request, "model", ""), getattr(request, "transcription_model", "")
-    if hearing:
-        catalogue.get(hearing, "transcription")
-    return (catalogue.get(name, entry.task) if name else catalogue.default(entry.task)).name
+    if isinstance(request, PipelineRequest):
+        return max(request.plan.models(catalogue), key=lambda model: model.memory).name
+    return entry.models(dict(request), catalogue)[0].name
