@@ -12,6 +12,8 @@ import pytest
 
 from blocks.catalogue import Catalogue, load_catalogue
 from deployments.node.drivers.faster_whisper import FasterWhisperDriver
+from deployments.node.drivers.hibari import HibariDriver
+from deployments.node.drivers.sentence_transformers import SentenceTransformersDriver
 from deployments.node.drivers.transformers import TransformersDriver
 
 
@@ -45,6 +47,25 @@ def smollm(catalogue: Catalogue, pytestconfig: pytest.Config) -> TransformersDri
 @pytest.fixture(scope="session")
 def whisper(catalogue: Catalogue, tmp_path_factory: pytest.TempPathFactory) -> FasterWhisperDriver:
     driver = FasterWhisperDriver(catalogue.get("whisper-tiny.en"))
+    with offline(tmp_path_factory.mktemp("home")):
+        driver.load()
+    return driver
+
+
+@pytest.fixture(scope="session")
+def minilm(
+    catalogue: Catalogue, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SentenceTransformersDriver]:
+    driver = SentenceTransformersDriver(catalogue.get("all-minilm-l6-v2"))
+    with offline(tmp_path_factory.mktemp("home")):
+        driver.load()
+    yield driver
+    driver.unload()
+
+
+@pytest.fixture(scope="session")
+def hibari(catalogue: Catalogue, tmp_path_factory: pytest.TempPathFactory) -> HibariDriver:
+    driver = HibariDriver(catalogue.get("tts-1"))
     with offline(tmp_path_factory.mktemp("home")):
         driver.load()
     return driver
