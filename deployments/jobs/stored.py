@@ -108,6 +108,7 @@ class StepShown(BaseModel):
 
     Attributes:
         stage: what it does now: "loading", "queued", "working".
+        model: what its last request asked for, and `node` where that was placed.
         error: why it failed.
     """
 
@@ -115,6 +116,8 @@ class StepShown(BaseModel):
     status: StepState
     progress: float
     stage: str
+    model: str
+    node: str
     started_at: float | None
     ended_at: float | None
     error: str | None
@@ -142,6 +145,8 @@ class Progress(BaseModel):
                 status=step.state,
                 progress=step.fraction,
                 stage=step.stage,
+                model=step.model,
+                node=step.node,
                 started_at=step.started,
                 ended_at=step.ended,
                 error=step.message or None,
