@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import struct
+from typing import BinaryIO
+
 from pydantic import BaseModel
 
 from blocks.storage import Media, Recording
@@ -46,7 +50,19 @@ async def say(model: str, parameters: SpeechParameters, priority: Priority | Non
         kind=Recording,
         name=f"speech.{parameters.response_format}",
         priority=priority,
+        completed=_say_length if parameters.response_format == "wav" else None,
     )
     seconds = SpeechResult.model_validate_json(done.result).seconds
     label(audio_seconds=seconds, prompt_tokens=done.usage.prompt_tokens)
     return Speech(audio=audio, seconds=seconds)
+
+
+def _say_length(wav: BinaryIO) -> None:
+    """Write its lengths into a WAV that was made as a stream, whose header leaves them open."""
+    wav.seek(0)
+    if wav.read(44)[36:] != b"data\xff\xff\xff\xff":
+        return
+    size = wav.seek(0, io.SEEK_END)
+    for at in (4, 40):  # each counts the bytes that follow it
+        wav.seek(at)
+        wav.write(struct.pack("<I", size - at - 4))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
 from typing import BinaryIO, TypeVar, cast
@@ -40,11 +40,15 @@ async def produce(
     name: str,
     media: Media | None = None,
     priority: Priority | None = None,
+    completed: Callable[[BinaryIO], None] | None = None,
 ) -> tuple[M, Done]:
     """Run one request as `infer` does, and keep the bytes that come as a `kind` called `name`.
 
     In a live run they are in a temporary file, and emitted as they come; otherwise they are stored by
     reference.
+
+    Args:
+        completed: may write into the file what was not known while it came; must not change its size.
     """
     with_client = current() is not None
     file = cast(BinaryIO, SpooledTemporaryFile(IN_MEMORY))  # noqa: SIM115 (a live run's outlives this call)
@@ -61,6 +65,8 @@ async def produce(
     try:
         done = await infer(task, model, parameters, media=media, on_event=take, priority=priority)
         size = file.tell()
+        if completed is not None:
+            completed(file)
         if with_client:
             return kind.upload(file, name, content_type, size), done
         file.seek(0)
