@@ -32,7 +32,9 @@ def _texts(given: Any) -> Any:
         if not given:
             raise ValueError("it is empty; give text")
         return [given]
-    if isinstance(given, list) and any(isinstance(item, int | list) for item in given):
+    if not isinstance(given, list):
+        raise ValueError("give text, a string or a list of strings")
+    if any(isinstance(item, int | list) for item in given):
         raise ValueError(
             "token numbers are not taken, each model has its own; give text, a string or a list of strings "
             "(in LangChain: check_embedding_ctx_length=False)"

@@ -64,6 +64,7 @@ class SentenceTransformersDriver(EmbeddingDriver):
             import sentence_transformers  # noqa: F401
             import torch
             import transformers
+            from safetensors import SafetensorError
         except ImportError as error:
             raise LoadFailed(
                 f"model {self.model.name!r}: driver 'sentence-transformers' needs the package {error.name}; "
@@ -78,7 +79,7 @@ class SentenceTransformersDriver(EmbeddingDriver):
             self._load(device)
         except torch.OutOfMemoryError:
             raise OutOfMemory(f"model {self.model.name!r} does not fit into the memory of {device}") from None
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise LoadFailed(f"model {self.model.name!r} cannot be loaded: {error}") from error
         kind = "cpu" if device == "cpu" else "cuda"
         self.batcher = Batcher(self._vectors, self.options.batch_tokens or BATCH_TOKENS[kind])
