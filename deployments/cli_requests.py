@@ -1,4 +1,4 @@
-"""The commands of `smi` that make requests: chat, run, models."""
+"""Commands of `smi` that ask: chat, models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deployments.cli import Home, Json, Key, app, home_of, note, settings_of, told
+from deployments.cli import Home, Json, Key, app, home_of, settings_of, told
 
 
 def base_url(home: Path | None) -> str:
@@ -21,7 +21,8 @@ def base_url(home: Path | None) -> str:
     return f"http://{settings.host}:{settings.api_port}/v1"
 
 
-def _key(key: str | None) -> str:
+def key_of(key: str | None) -> str:
+    """The API key. Raises `ConfigurationError` if none is given."""
     from blocks.errors import ConfigurationError
 
     if not key:
@@ -42,7 +43,7 @@ def chat(
 ) -> None:
     """Ask a model one question; the answer appears as it is made."""
     with told():
-        _chat(base_url(home), _key(key), question, model, max_tokens)
+        _chat(base_url(home), key_of(key), question, model, max_tokens)
 
 
 def _chat(url: str, key: str, question: str, model: str, max_tokens: int) -> None:
@@ -66,43 +67,6 @@ def _chat(url: str, key: str, question: str, model: str, max_tokens: int) -> Non
         raise SmiError(f"{url} does not answer ({error.__cause__}): is `smi up` running?") from None
     except openai.APIError as error:
         raise SmiError(error.message) from None
-
-
-@app.command()
-def run(
-    flow: Annotated[str, typer.Argument(help="A flow: chat, transcribe, converse.")],
-    file: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="Media to send.")] = None,
-    request: Annotated[str, typer.Option(help="The request's other fields, as a JSON object.")] = "{}",
-    priority: Annotated[str, typer.Option(help="high, normal or low")] = "normal",
-    key: Key = None,
-    home: Home = None,
-    as_json: Json = False,
-) -> None:
-    """Submit a job, wait for it and print its result."""
-    from deployments.client import ApiClient
-
-    with told():
-        client = ApiClient(base_url(home), _key(key))
-        job = client.wait(client.submit(flow, _fields(request), file, priority, None), note)
-        result = client.result(job)
-    typer.echo(json.dumps(job | {"result": result}) if as_json else shown(result))
-
-
-def shown(result: Any) -> str:
-    """A result for people."""
-    return json.dumps(result, indent=2, ensure_ascii=False)
-
-
-def _fields(text: str) -> dict[str, Any]:
-    from blocks.errors import InvalidRequest
-
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise InvalidRequest(f"--request is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InvalidRequest(f'--request must be an object, {{"model": "..."}}, not {text}')
-    return value
 
 
 def _models_table(home: Path | None) -> list[dict[str, Any]]:

@@ -149,7 +149,8 @@ class Run:
         done = StepResult.model_validate_json(text)
         if done.status != "succeeded":
             return None
-        for _, media in media_in(step.entry.result.model_validate(done.result)):
+        done.result = step.entry.result.model_validate(done.result)
+        for _, media in media_in(done.result):
             self._job.kept[media.name] = media
         self._note(step, "succeeded", done)
         return done
@@ -184,7 +185,7 @@ class Run:
             try:
                 values = {name: other.result for name, other in needed.items()}
                 request = self._plan.request(step, values, self._catalogue)
-                done.result = (await step.entry.flow.fn(request)).model_dump(mode="json")
+                done.result = await step.entry.flow.fn(request)
             finally:
                 if progress is not None:
                     done.model, done.node = progress.model, progress.node

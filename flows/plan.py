@@ -97,27 +97,25 @@ class Plan:
             param = step.located(error.param or "model")
             raise ModelNotFound(f"{param!r}: {error.message}", param=param) from None
 
-    def request(self, step: Planned, results: Mapping[str, Any], catalogue: Catalogue) -> BaseModel:
+    def request(self, step: Planned, results: Mapping[str, BaseModel], catalogue: Catalogue) -> BaseModel:
         """What `step` asks of its flow.
 
         Args:
-            results: of the steps that it needs, of JSON's types.
+            results: what the steps that it needs have returned.
 
         Raises:
             InvalidRequest: a result does not fit after all, or lacks what is referred to.
         """
-        give = partial(_value, step, {**results, INPUTS: _plain(self.inputs)})
+        plain = {name: result.model_dump(mode="json") for name, result in results.items()}
+        give = partial(_value, step, {**plain, INPUTS: _plain(self.inputs)})
         default = "" if step.asked.model else catalogue.default(step.entry.task).name
         values = self._values(step, give, default)
         try:
             request = step.entry.request.model_validate_json(to_json(values), strict=True)
         except ValidationError as error:
             raise told(error, step.at) from None
-        known = [media for _, media in media_in(self.inputs)]
-        for name in step.needs:
-            result = self.steps[name].entry.result.model_validate(results[name])
-            known += [media for _, media in media_in(result)]
-        refuse_foreign(request, {(media.reference, media.path): type(media) for media in known}, step.at)
+        files = [media for _, media in media_in([*self.inputs.values(), *results.values()])]
+        refuse_foreign(request, {(media.reference, media.path): type(media) for media in files}, step.at)
         return request
 
     def _values(self, step: Planned, give: Any, default_model: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, BinaryIO
 
 from pydantic import BaseModel
@@ -14,10 +14,12 @@ from starlette.requests import Request
 
 from blocks.errors import InvalidRequest, SmiError
 from blocks.storage import CHUNK, Storage
+from blocks.validation import path
 from deployments.database import unfit
 from deployments.jobs.requests import heaviest_model
 from deployments.jobs.store import Job, Jobs, Submission
 from deployments.jobs.stored import Stored, StoredRequest
+from flows.kinds import media_in
 from flows.registry import Entry
 from tasks.fleet import current_fleet
 from tasks.job import Priority
@@ -47,9 +49,12 @@ async def accept(
         asked: what the client sent besides files, as JSON: equal requests have equal ones.
 
     Raises:
+        InvalidRequest: the request itself names a file to read.
         Conflict: the Idempotency-Key was used for another request.
         ModelNotFound: the request names a model that is not there, or is for something else.
     """
+    uploads = {input_reference(job_id, field): upload.file for field, upload in files.items()}
+    _refuse_foreign(content, uploads)
     fleet, key = await current_fleet(), request.state.key
     job = Submission(
         id=job_id,
@@ -66,8 +71,15 @@ async def accept(
         request_id=job.request_id,
         request=content.model_dump(mode="json", exclude_unset=True),
     )
-    uploads = {input_reference(job_id, field): upload.file for field, upload in files.items()}
     return await _accepted(fleet.storage, Jobs(request.app.state.engine), job, stored, uploads)
+
+
+def _refuse_foreign(content: BaseModel, uploads: Collection[str]) -> None:
+    """A client's request names no files, neither by reference nor by path: they would be read."""
+    for location, media in media_in(content):
+        if media.path is not None or media.reference not in uploads:
+            param = path(location)
+            raise InvalidRequest(f"{param!r} must be a file of the form, not the name of one", param=param)
 
 
 def _idempotency_key(request: Request) -> str | None:

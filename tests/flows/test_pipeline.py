@@ -1,0 +1,244 @@
+"""Pipelines as jobs, on a whole installation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+CLIP = Path(__file__).parent.parent / "data" / "speech" / "question.wav"
+
+
+def chat(content: str, model: str = "echo", **more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": content}]
+    return {"task": "chat", "model": model, "parameters": {"messages": messages}, **more}
+
+
+async def handed_in(http: httpx.AsyncClient, steps: dict[str, Any], **more: Any) -> str:
+    body = {"pipeline": {"name": "test", "steps": steps, **more.pop("pipeline", {})}, **more}
+    answer = await http.post("/v1/pipelines", json=body)
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+async def over(http: httpx.AsyncClient, job: str, timeout_s: float = 60) -> dict[str, Any]:
+    async with asyncio.timeout(timeout_s):
+        while (seen := (await http.get(f"/v1/jobs/{job}")).json())["status"] in ("accepted", "running"):
+            await asyncio.sleep(0.1)
+    return dict(seen)
+
+
+async def step(http: httpx.AsyncClient, job: str, name: str) -> dict[str, Any]:
+    return dict((await http.get(f"/v1/jobs/{job}/steps/{name}")).raise_for_status().json())
+
+
+async def test_a_spoken_question_is_answered_step_by_step(
+    http: httpx.AsyncClient, prefect: httpx.AsyncClient
+) -> None:
+    text = """
+    name: spoken question
+    inputs:
+      question: {type: recording}
+      words: {type: integer}
+    steps:
+      transcribe: {task: transcribe, parameters: {file: $inputs.question}}
+      answer:
+        task: chat
+        model: echo
+        parameters:
+          max_tokens: $inputs.words
+          messages: [{role: user, content: "You asked: ${transcribe.text} In ${transcribe.language}, $$1."}]
+      shout: {task: chat, model: echo, priority: low, parameters: {messages: [
+        {role: user, content: $answer.text}]}}
+    """
+    form = {"pipeline": ("p.yaml", text.encode()), "inputs.question": ("q.wav", CLIP.read_bytes())}
+    headers = {"Idempotency-Key": f"once-{time.time_ns()}"}
+    answer = await http.post("/v1/pipelines", files=form, data={"inputs.words": "6"}, headers=headers)
+    assert answer.status_code == 202, answer.text
+    again = await http.post("/v1/pipelines", files=form, data={"inputs.words": "6"}, headers=headers)
+    assert again.json()["id"] == answer.json()["id"]
+    other = await http.post("/v1/pipelines", files=form, data={"inputs.words": "7"}, headers=headers)
+    assert other.status_code == 409
+
+    job = await over(http, answer.json()["id"])
+    assert job["status"] == "succeeded", job["error"]
+    assert job["model"] == "whisper-tiny.en"  # the heaviest
+    result = (await http.get(f"/v1/jobs/{job['id']}/result")).json()
+    heard = result["steps"]["transcribe"]["result"]["text"]
+    assert "capital of france" in heard.lower()
+    said = result["steps"]["answer"]["result"]["text"]
+    assert said == " ".join(f"You asked: {heard} In en, $1.".split()[:6])
+    assert result["steps"]["shout"]["result"]["text"] == said
+    assert [found["name"] for found in job["steps"]] == ["transcribe", "answer", "shout"]
+    assert {found["status"] for found in job["steps"]} == {"succeeded"}
+    assert all(found["node"] for found in job["steps"])
+    assert (await step(http, job["id"], "answer"))["result"]["text"] == said
+
+    runs = await prefect.post("/task_runs/filter", json={"flow_runs": {"id": {"any_": [job["flow_run_id"]]}}})
+    assert {"transcribe", "answer", "shout", "hear", "generate"} <= {
+        run["name"].rsplit("-", 1)[0] if run["name"][-1].isdigit() else run["name"] for run in runs.json()
+    } | {run["name"] for run in runs.json()}
+
+
+async def test_independent_steps_run_side_by_side_each_as_soon_as_it_can(http: httpx.AsyncClient) -> None:
+    slow, quick = " ".join(["word"] * 40), "word " * 4
+    job = await handed_in(
+        http,
+        {
+            "slow": chat(slow, "echo-slow"),  # 2 s
+            "quick": chat(quick, "echo-slow"),
+            "next": chat("${quick.text}", "echo-slow"),
+            "last": chat("x", after=["slow", "next"]),
+        },
+    )
+    seen = await over(http, job)
+    assert seen["status"] == "succeeded", seen["error"]
+    at = {found["name"]: found for found in seen["steps"]}
+    assert at["quick"]["started_at"] < at["slow"]["started_at"] + 0.5
+    assert at["next"]["started_at"] < at["slow"]["ended_at"] - 0.5
+    assert at["last"]["started_at"] >= max(at["slow"]["ended_at"], at["next"]["ended_at"])
+
+
+async def test_a_failed_step_fails_those_that_need_it_and_no_other(http: httpx.AsyncClient) -> None:
+    job = await handed_in(
+        http,
+        {
+            "long": chat("word " * 20, "echo-slow"),
+            "broken": chat("a crash here", "echo-crash"),
+            "needs": chat("It says ${broken.text}"),
+            "too": chat("x", after=["needs"]),
+            "fine": chat("${long.text}"),
+        },
+    )
+    seen = await over(http, job)
+    assert seen["status"] == "failed"
+    error = seen["error"]
+    assert error["code"] == "steps_failed"
+    assert "1 of 5 steps failed: broken (runner_died)" in error["message"]
+    assert "skipped, as they need it: needs, too" in error["message"]
+    refused = await http.get(f"/v1/jobs/{job}/result")
+    assert refused.status_code == 500
+    assert refused.json()["error"]["code"] == "steps_failed"
+    ended = {found["name"]: found["status"] for found in seen["steps"]}
+    assert ended == {
+        "long": "succeeded",
+        "broken": "failed",
+        "needs": "skipped",
+        "too": "skipped",
+        "fine": "succeeded",
+    }
+    broken = await step(http, job, "broken")
+    assert broken["attempts"] == 3  # a runner that died is worth another try
+    assert broken["error"]["code"] == "runner_died"
+    assert "'broken' failed" in (await step(http, job, "needs"))["error"]["message"]
+    assert (await step(http, job, "fine"))["result"]["text"].split() == ["word"] * 20
+    unknown = await http.get(f"/v1/jobs/{job}/steps/nothing")
+    assert unknown.status_code == 404
+    assert "there are: long, broken" in unknown.json()["error"]["message"]
+
+
+async def test_a_result_that_does_not_fit_after_all_is_told_by_the_parameter(http: httpx.AsyncClient) -> None:
+    pipeline = {"inputs": {"words": {"type": "integer", "default": 1}}}
+    count = chat("one two three")
+    job = await handed_in(
+        http,
+        {
+            "count": {**count, "parameters": {**count["parameters"], "max_tokens": "$inputs.words"}},
+            "voice": {
+                "task": "chat",
+                "model": "echo",
+                "parameters": {
+                    "messages": [{"role": "user", "content": "x"}],
+                    "temperature": "$count.prompt_tokens",
+                },
+            },
+        },
+        pipeline=pipeline,
+        inputs={"words": 2},
+    )
+    seen = await over(http, job)
+    assert seen["status"] == "failed"
+    failed = await step(http, job, "voice")
+    assert failed["attempts"] == 1  # trying again would not help
+    assert failed["error"]["param"] == "steps.voice.parameters.temperature"
+    assert "less than or equal to 2" in failed["error"]["message"]
+
+
+async def test_cancelling_the_job_cancels_all_running_steps(http: httpx.AsyncClient) -> None:
+    long = "word " * 2000
+    job = await handed_in(
+        http, {"a": chat(long, "echo-slow"), "b": chat(long, "echo-slow"), "c": chat("${a.text}")}
+    )
+    async with asyncio.timeout(30):
+        while len((seen := (await http.get(f"/v1/jobs/{job}")).json()).get("steps", [])) < 2:
+            await asyncio.sleep(0.1)
+    assert seen["status"] == "running"
+    unfinished = await http.get(f"/v1/jobs/{job}/steps/a")
+    assert unfinished.status_code == 409
+    assert "not finished" in unfinished.json()["error"]["message"]
+    (await http.post(f"/v1/jobs/{job}/cancel")).raise_for_status()
+    seen = await over(http, job, 15)
+    assert seen["status"] == "cancelled"
+    assert {found["status"] for found in seen["steps"]} == {"cancelled"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ('{"pipeline": {"name": "a", "steps": {"x": {}, "x": {}}}}', "x", "stands twice"),
+        ('{"pipeline": "name: a\\nname: b"}', "pipeline", "duplicate key"),
+        ('{"pipeline": "[1]"}', "pipeline", "must be an object"),
+        ('{"pipeline": {"name": "a", "steps": {}}, "input": {}}', "input", "not a parameter"),
+        ('{"inputs": {}}', "pipeline", "is missing"),
+        (
+            '{"pipeline": {"name": "a", "steps": {"x": {"task": "speak"}}}, "priority": "top"}',
+            "priority",
+            "high",
+        ),
+    ],
+)
+async def test_bodies_that_are_no_pipeline(http: httpx.AsyncClient, body: str, param: str, said: str) -> None:
+    answer = await http.post("/v1/pipelines", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert said in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"inputs.a": "x"}, "pipeline"),
+        ({"pipeline": "name: a\nsteps: {}", "more": "x"}, "more"),
+        ({"pipeline": "name: a\nsteps: {x: {task: nothing}}", "priority": "top"}, "priority"),
+        ({"pipeline": "name: a\ninputs: {n: {type: integer}}\nsteps: {}", "inputs.n": "many"}, "inputs.n"),
+        ({"pipeline": "name: a\ninputs: {n: {type: integer}}\nsteps: {}", "inputs.n": b"file"}, "inputs.n"),
+        ({"pipeline": "name: a\ninputs: {n: {type: picture}}\nsteps: {}", "inputs.n": b""}, "inputs.n"),
+        ({"pipeline": b"\xff\xfe"}, "pipeline"),
+    ],
+)
+async def test_forms_that_are_no_pipeline(http: httpx.AsyncClient, form: dict[str, Any], param: str) -> None:
+    files = {
+        name: ("file", value) if isinstance(value, bytes) else (None, value) for name, value in form.items()
+    }
+    answer = await http.post("/v1/pipelines", files=files)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+async def test_no_job_reads_a_file_that_its_request_names(http: httpx.AsyncClient) -> None:
+    pipeline = {
+        "name": "a",
+        "inputs": {"q": {"type": "recording"}},
+        "steps": {"hear": {"task": "transcribe", "parameters": {"file": "$inputs.q"}}},
+    }
+    for named in ({"path": "/etc/passwd"}, {"reference": "jobs/job_other/inputs/file"}):
+        parameters = {"pipeline": pipeline, "inputs": {"q": named}}
+        answer = await http.post("/v1/jobs", json={"flow": "pipeline", "parameters": parameters})
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == "inputs.q"
+    assert "passwd" not in json.dumps((await http.get("/v1/jobs")).json())
