@@ -123,7 +123,9 @@ def status(home: Home = None, as_json: Json = False) -> None:
 
 @app.command()
 def logs(
-    name: Annotated[str | None, typer.Argument(help="api, jobs, node, prefect, postgres; none: all")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="api, jobs, node, vectors, prefect, ...")
+    ] = None,
     home: Home = None,
     lines: Annotated[int, typer.Option("-n", min=0, help="How many of the last lines.")] = 40,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines come.")] = False,
@@ -187,6 +189,15 @@ def jobs(home: Home = None) -> None:
         serve(serve_jobs(settings_of(home)))
 
 
+@app.command()
+def vectors(home: Home = None) -> None:
+    """Serve indexes of documents, from Milvus Lite or a Milvus server."""
+    from deployments.vectors.main import serve_vectors
+
+    with told():
+        serve(serve_vectors(settings_of(home)))
+
+
 def _size(text: str | None) -> int | None:
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
@@ -200,6 +211,8 @@ def _size(text: str | None) -> int | None:
 
 def main() -> None:
     """Entry point."""
-    import deployments.cli_requests  # noqa: F401  (adds its commands)
+    import deployments.cli_pools
+    import deployments.cli_requests
+    import deployments.cli_run  # noqa: F401  (these add their commands)
 
     app()
