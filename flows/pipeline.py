@@ -23,6 +23,7 @@ from blocks.storage import Storage
 from flows.definition import Pipeline
 from flows.kinds import media_in
 from flows.plan import Plan, Planned
+from tasks.artifacts import show
 from tasks.fleet import current_fleet
 from tasks.job import JobRun, StepProgress, current_job, current_step, in_job
 from tasks.step import step as declared
@@ -191,6 +192,7 @@ class Run:
                     done.model, done.node = progress.model, progress.node
             done.status, done.seconds = "succeeded", time.time() - done.started
             await self._keep(step, done)
+            await show(self._job, step.name, done.result)
             return done
 
         task = declared(

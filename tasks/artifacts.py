@@ -11,7 +11,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, runtime_checkable
 from uuid import UUID
@@ -49,9 +49,12 @@ class Readable(Protocol):
 
 
 async def show(run: JobRun, flow: str, result: BaseModel, *, result_path: str = "") -> None:
-    """Put what `flow` returned on the page of the Prefect run that the code is in.
+    """Put what a flow, or a step of a pipeline, returned on the page of the Prefect run that the code is in.
+
+    What was shown before, as the result of a step, is not shown again as a part of the whole.
 
     Args:
+        flow: its name, or the step's.
         result_path: where the API has the whole result, for a run that has no job to ask for it.
     """
     settings = (await current_fleet()).settings
@@ -59,8 +62,9 @@ async def show(run: JobRun, flow: str, result: BaseModel, *, result_path: str = 
         return
     try:
         async with asyncio.timeout(PATIENCE_S):
-            for artifact in artifacts(settings, run.folder, flow, result):
+            for artifact in artifacts(settings, run.folder, flow, result, run.shown):
                 await artifact.acreate()
+            run.shown.append(result)
             if result_path:
                 whole = link(settings, result_path)
                 await LinkArtifact(
@@ -70,9 +74,11 @@ async def show(run: JobRun, flow: str, result: BaseModel, *, result_path: str = 
         log.warning("what %s made is not shown in Prefect: %s", flow, type(error).__name__)
 
 
-def artifacts(settings: Settings, folder: str, flow: str, result: BaseModel) -> Iterator[Artifact]:
+def artifacts(
+    settings: Settings, folder: str, flow: str, result: BaseModel, but: Sequence[object] = ()
+) -> Iterator[Artifact]:
     """The artifacts of a result: one per text that is not a part of another, and one per file."""
-    for path, part in _parts(result, ()):
+    for path, part in _parts(result, (), but):
         if isinstance(part, str):
             text = part if len(part) <= LONGEST else f"{part[:LONGEST]}\n\n*(cut here; the result has all)*"
             yield MarkdownArtifact(key=key(flow, *path), markdown=harmless(text))
@@ -84,10 +90,15 @@ def artifacts(settings: Settings, folder: str, flow: str, result: BaseModel) -> 
             yield LinkArtifact(key=key(flow, *path), link=url, link_text=part.name)
 
 
+Path = tuple[str, ...]
+
+
 def _parts(
-    value: Any, path: tuple[str, ...], told: bool = False
-) -> Iterator[tuple[tuple[str, ...], str | Media]]:
+    value: Any, path: Path, but: Sequence[object], told: bool = False
+) -> Iterator[tuple[Path, str | Media]]:
     """Texts and files that were made, each with the names of the fields that lead there."""
+    if any(value is one for one in but):
+        return
     if isinstance(value, Media):
         if value.reference is not None and value.content_type:
             yield path, value
@@ -96,13 +107,13 @@ def _parts(
             told = True
             yield (*path, type(value).__name__), value.markdown()
         for name in type(value).model_fields:
-            yield from _parts(getattr(value, name), (*path, name), told)
+            yield from _parts(getattr(value, name), (*path, name), but, told)
     elif isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _parts(inner, (*path, str(name)), told)
+            yield from _parts(inner, (*path, str(name)), but, told)
     elif isinstance(value, list | tuple) and value and isinstance(value[0], BaseModel | Mapping):
         for number, inner in enumerate(value, start=1):
-            yield from _parts(inner, (*path, str(number)), told)
+            yield from _parts(inner, (*path, str(number)), but, told)
 
 
 def key(*names: str) -> str:

@@ -54,6 +54,7 @@ class JobRun:
         changed: called after each change of `steps`; must return at once.
         kept: the files that its steps have made, by their names below `folder`/files; one without a
             `reference` is not stored yet.
+        shown: results of steps that are on the run's page in Prefect already.
     """
 
     folder: str
@@ -63,6 +64,7 @@ class JobRun:
     steps: list[StepProgress] = field(default_factory=list)
     changed: Callable[[JobRun], None] = _nobody
     kept: dict[str, Media] = field(default_factory=dict)
+    shown: list[object] = field(default_factory=list)
 
 
 _job: ContextVar[JobRun | None] = ContextVar("smi_job", default=None)

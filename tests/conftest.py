@@ -45,6 +45,17 @@ memory = "64MiB"
 slots = 1
 options = { tokens_per_second = 20 }
 
+[echo-elsewhere]
+task = "chat"
+driver = "echo"
+memory = "100TiB"
+
+[outside]
+task = "chat"
+driver = "openai"
+source = "https://api.openai.invalid/v1"
+tier = "cloud"
+
 [echo-crash]
 task = "chat"
 driver = "echo"
