@@ -63,16 +63,29 @@ class ApiClient:
             )
 
     def submit_pipeline(
-        self, text: str, values: dict[str, str], files: dict[str, Path], priority: str
+        self,
+        text: str,
+        values: dict[str, str],
+        files: dict[str, Path],
+        priority: str,
+        request_id: str | None = None,
     ) -> Any:
         """Hand in a pipeline with its inputs; the job, as the API shows it."""
+        headers = {"x-request-id": request_id} if request_id else {}
         fields = {"pipeline": text, "priority": priority}
         fields |= {f"inputs.{name}": value for name, value in values.items()}
         with ExitStack() as opened:
             uploads: dict[str, Any] = {name: (None, value) for name, value in fields.items()}
             for name, path in files.items():
                 uploads[f"inputs.{name}"] = (path.name, opened.enter_context(path.open("rb")))
-            return self.call("POST", "/pipelines", files=uploads)
+            return self.call("POST", "/pipelines", files=uploads, headers=headers)
+
+    def transcribe(self, file: Path, model: str) -> str:
+        """What is said in a recording, live."""
+        with file.open("rb") as content:
+            form = {"file": (file.name, content)}
+            said = self.call("POST", "/audio/transcriptions", data={"model": model}, files=form)
+        return str(said["text"])
 
     def wait(self, job: Any, told: Callable[[str], None], timeout_s: float = float("inf")) -> Any:
         """The job once it is over; `told` hears each change of its status, and of its steps'.
