@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$1 kind=$2
 need_kb=$((2600 * 1024)) # measured: 2.1 GB installed, and room to unpack
-[ "$kind" = dev ] && extras=embedded,torch,audio,images,dev || extras=embedded,torch,audio,images
+[ "$kind" = dev ] && extras=embedded,torch,audio,images,rag,dev || extras=embedded,torch,audio,images,rag
 wanted=$(cat pyproject.toml constraints/*.txt "$0" | cksum)
 done_for() { [ -x "$venv/bin/smi" ] && [ "$(cat "$venv/.smi-$1" 2>/dev/null)" = "$wanted" ]; }
 done_for dev && exit 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from blocks.settings import Settings, load_settings
 from deployments.up import postgres, processes
 
 PORTS = ("api_port", "node_port", "prefect_port")
+SOCKET_PATH_MAX = 100  # the kernel's limit is 107 bytes
 
 
 def prepare(home: Path) -> None:
     """Make the home folder and what lies in it, private."""
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in ("logs", "storage", "prefect"):
+        for name in ("logs", "storage", "prefect", "vectors"):
             (home / name).mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
@@ -62,6 +64,7 @@ def settled(home: Path, ports: dict[str, int | None]) -> Settings:
         "join_token": _secret(settings.join_token) or secrets.token_urlsafe(32),
         "prefect_url": f"http://{settings.host}:{values['prefect_port']}/api",
         "database_url": postgres.url(home / "postgres", "smi"),
+        "vectors_url": _vectors_url(settings, values.get("vectors_url")),
     }
     processes.write_private(file, json.dumps(values, indent=2))
     return load_settings(home=home, **{name: value for name, value in values.items() if name != "any_free"})
@@ -71,6 +74,22 @@ def _free(host: str, taken: set[int]) -> int:
     while (port := processes.free_port(host)) in taken:
         pass
     return port
+
+
+def _vectors_url(settings: Settings, before: str | None) -> str:
+    """The socket of the vectors service: in the home folder, or in a private one if its path is too long."""
+    if settings.vectors_url is not None and settings.vectors_url != before:
+        return settings.vectors_url
+    socket = settings.home / "vectors" / "service.sock"
+    if len(os.fsencode(socket)) <= SOCKET_PATH_MAX:
+        return f"unix:{socket}"
+    if before is not None and _private(Path(before.removeprefix("unix:")).parent):
+        return before
+    return f"unix:{tempfile.mkdtemp(prefix='smi-')}/service.sock"
+
+
+def _private(folder: Path) -> bool:
+    return folder.is_dir() and folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o077
 
 
 def _secret(value: SecretStr | None) -> str | None:
@@ -95,6 +114,7 @@ def environment(settings: Settings) -> dict[str, str]:
         "SMI_PREFECT_AUTH": auth,
         "SMI_JOIN_TOKEN": settings.require("join_token"),
         "SMI_DATABASE_URL": settings.require("database_url"),
+        "SMI_VECTORS_URL": settings.vectors,
         "PREFECT_HOME": str(settings.home / "prefect"),
         "PREFECT_API_URL": settings.require("prefect_url"),
         "PREFECT_API_AUTH_STRING": auth,

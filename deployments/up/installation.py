@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -24,11 +25,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOP_S = {  # for each to stop in order; what is inside must need less
     "api": 8,  # answers go on for 3 s, then the record is written for 3 s
     "jobs": 4,
+    "vectors": 6,  # calls end within 2 s, then Milvus Lite closes its files
     "node": 8,  # it lets go of what it works on, its worker and its runners: 7 s
     "prefect": 8,
     "postgres": 8,  # it writes all to disk
 }
 DOWN_S = sum(STOP_S.values()) + 10  # with what they leave behind
+VECTORS_NICE = 5  # live requests outrank searches
 BEGIN_S = 10  # a `smi up` that begins says who it is within this
 CLI = [sys.executable, "-P", "-m", "deployments"]
 
@@ -102,6 +105,8 @@ class _Up:
                 prefect = group.create_task(self.supervisor.start(self._prefect()))
                 prepared = group.create_task(self._prepare())
                 group.create_task(self.supervisor.start(self._api()))
+                if importlib.util.find_spec("pymilvus"):
+                    group.create_task(self.supervisor.start(self._vectors()))
                 await prefect
                 group.create_task(self.supervisor.start(self._node()))
                 group.create_task(self.supervisor.start(self._jobs()))
@@ -154,17 +159,17 @@ class _Up:
 
         return self._command("jobs", None, at_once)
 
+    def _vectors(self) -> Service:
+        service = self._command("vectors", None, lambda: _listens(self.settings.vectors))
+        service.nice = VECTORS_NICE
+        return service
+
     def _command(self, name: str, port: int | None, ready: Callable[[], Any]) -> Service:
         command = [*CLI, name]
         return Service(name, command, self.environment, ready, port=port, within_s=120, stop_s=STOP_S[name])
 
     async def _accepts(self, port: int) -> bool:
-        try:
-            _, writer = await asyncio.open_connection(self.settings.host, port)
-        except OSError:
-            return False
-        writer.close()
-        return True
+        return await _listens(f"{self.settings.host}:{port}")
 
     async def _prepare(self) -> str | None:
         command = [sys.executable, "-P", "-m", "deployments.up.prepare"]
@@ -191,6 +196,20 @@ class _Up:
             self.out(json.dumps(banner.facts(self.settings, key, pids)))
         else:
             self.out(banner.text(self.settings, key))
+
+
+async def _listens(target: str) -> bool:
+    """Whether a gRPC target, `unix:PATH` or `host:port`, takes connections."""
+    try:
+        if target.startswith("unix:"):
+            _, writer = await asyncio.open_unix_connection(target.removeprefix("unix:"))
+        else:
+            host, _, port = target.rpartition(":")
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 def down(home: Path) -> list[str]:
@@ -246,6 +265,7 @@ async def _health(entry: Recorded, settings: Settings) -> str:
     probes = {
         "postgres": lambda: postgres.answers(settings.home / "postgres"),
         "prefect": lambda: prefect_server.answers(settings),
+        "vectors": lambda: _listens(settings.vectors),
         "api": lambda: prefect_server.http_answers(f"http://{settings.host}:{entry.port}/health"),
     }
     probe = probes.get(entry.name)

@@ -21,7 +21,8 @@ LARGEST_LOG = 5_000_000  # bytes; a larger one becomes NAME.log.1 at the next st
 BACK_OFF_S = (0.5, 1, 2, 5, 10, 30)
 STEADY_S = 60  # one that ran so long starts with the shortest wait again
 PROBE_S = 0.1
-ORDER = ("postgres", "prefect", "node", "jobs", "api")  # each needs those before it; stopped from the end
+# Each needs those before it; stopped from the end.
+ORDER = ("postgres", "prefect", "vectors", "node", "jobs", "api")
 
 Say = Callable[[str], None]
 
