@@ -25,6 +25,7 @@ POOLS = {"cpu": 0, "gpu-8gb": 8, "gpu-24gb": 24, "gpu-80gb": 80, "hpc": 0}  # GB
 QUEUES = {"high": 1, "normal": 2, "low": 3}  # Prefect: 1 goes first
 RUNS_PER_NODE = 4  # flow runs that a node's worker takes at once
 DEPLOY_TIMEOUT_S = 120
+BEGINNING_S = 60  # a server that has just begun, on a machine where all begins, may take so long to answer
 NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
 PAGE = 200
 
@@ -45,7 +46,7 @@ async def ensure_pools(settings: Settings) -> None:
     Raises:
         httpx.HTTPError: Prefect is away or refuses.
     """
-    async with prefect_http(settings) as http:
+    async with prefect_http(settings, BEGINNING_S) as http:
         for name, memory in POOLS.items():
             await _ensure_pool(http, name, memory)
             for queue, priority in QUEUES.items():
@@ -211,7 +212,7 @@ async def missing_deployments(settings: Settings) -> list[str]:
     from flows.registry import FLOWS  # imports Prefect, which a worker must not do before it has its settings
 
     names = [f"{flow}/smi" for flow in FLOWS]
-    async with prefect_http(settings) as http:
+    async with prefect_http(settings, BEGINNING_S) as http:
         answers = {name: await http.get(f"/deployments/name/{name}") for name in names}
     missing = []
     for name, answer in answers.items():
