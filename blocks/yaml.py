@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, Event
 
 from blocks.errors import InvalidRequest
 
-MAX_TEXT = 256 * 1024
+MAX_TEXT = 128 * 1024
+MAX_DEPTH = 40
 
 
 def read_yaml(text: str, what: str) -> Any:
@@ -28,10 +30,7 @@ def read_yaml(text: str, what: str) -> Any:
     if len(text) > MAX_TEXT:
         raise InvalidRequest(f"{what} may have at most {MAX_TEXT} characters, not {len(text)}", param=what)
     try:
-        for event in YAML(typ="safe", pure=True).parse(text):
-            if isinstance(event, AliasEvent):
-                line = event.start_mark.line + 1
-                raise InvalidRequest(f"{what}, line {line}: aliases (*name) are not taken here", param=what)
+        _check(YAML(typ="safe", pure=True).parse(text), what)
         return YAML(typ="safe", pure=True).load(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -39,8 +38,15 @@ def read_yaml(text: str, what: str) -> Any:
         raise InvalidRequest(f"{what}{where}: {_problem(error)}", param=what) from None
     except (YAMLError, ValueError) as error:
         raise InvalidRequest(f"{what} is not YAML ({type(error).__name__})", param=what) from None
-    except RecursionError:
-        raise InvalidRequest(f"{what} is nested too deeply", param=what) from None
+
+
+def _check(events: Iterable[Event], what: str) -> None:
+    depth = 0
+    for event in events:
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
+        if isinstance(event, AliasEvent) or depth > MAX_DEPTH:
+            problem = "nested too deeply" if depth > MAX_DEPTH else "aliases (*name) are not taken here"
+            raise InvalidRequest(f"{what}, line {event.start_mark.line + 1}: {problem}", param=what)
 
 
 def _problem(error: MarkedYAMLError) -> str:
