@@ -124,8 +124,10 @@ def _packed(text: str, section: Span, size: int, overlap: int) -> Iterator[Span]
         yield Span(sentences[first].start, sentences[last].end)
         if rest:
             return
-        end, before, first = sentences[last].end, first, last + 1
-        while first - 1 > before and end - sentences[first - 1].start <= overlap:
+        # The next one begins with the last sentences of this one, if there is room for a new one then.
+        furthest = max(sentences[last].end - overlap, sentences[last + 1].end - size)
+        before, first = first, last + 1
+        while first - 1 > before and sentences[first - 1].start >= furthest:
             first -= 1
 
 

@@ -30,7 +30,7 @@ class ReadingAdapter(Adapter[ReadingDriver, ReadingParameters]):
     async def run(
         self, parameters: ReadingParameters, media: AsyncIterator[bytes], emit: Emit | None
     ) -> Done:
-        with TemporaryFile() as document:
+        with TemporaryFile(buffering=0) as document:  # another process may read it, and move in it
             await _spool(media, document)
             document.seek(0)
             result = await self._read(document, parameters.name, emit)
@@ -71,4 +71,3 @@ async def _spool(media: AsyncIterator[bytes], document: IO[bytes]) -> None:
         await asyncio.to_thread(document.write, chunk)
     if not size:
         raise InvalidMedia("the document is empty (0 bytes)", param="file")
-    await asyncio.to_thread(document.flush)

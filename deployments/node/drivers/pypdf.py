@@ -88,7 +88,6 @@ class PyPdfDriver(ReadingDriver):
             [sys.executable, "-P", "-m", pypdf_child.__name__, *limits],
             stdin=document.fileno(),
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # what pypdf warns of, text of the document included
         )
         read = total = 0
         try:
