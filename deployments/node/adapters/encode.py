@@ -24,12 +24,13 @@ class _Kind:
     codec: str
     bit_rate: int | None = None
     options: dict[str, str] = field(default_factory=dict)
+    coder: dict[str, str] = field(default_factory=dict)
 
 
 _KINDS: dict[SoundFormat, _Kind] = {
     "mp3": _Kind("audio/mpeg", "mp3", "libmp3lame", 96_000, {"write_xing": "0", "id3v2_version": "0"}),
     "opus": _Kind("audio/ogg", "ogg", "libopus", 48_000, {"page_duration": "100000"}),
-    "aac": _Kind("audio/aac", "adts", "aac", 96_000),
+    "aac": _Kind("audio/aac", "adts", "aac", 96_000, coder={"aac_coder": "fast"}),
     "flac": _Kind("audio/flac", "flac", "flac"),
     "wav": _Kind("audio/wav", "wav", "pcm_s16le"),
     "pcm": _Kind("audio/pcm", "s16le", "pcm_s16le"),
@@ -50,7 +51,9 @@ class SoundEncoder:
             self._written, "w", _KINDS[kind].container, container_options=options | _KINDS[kind].options
         )
         lossy: dict[str, Any] = {"bit_rate": _KINDS[kind].bit_rate} if _KINDS[kind].bit_rate else {}
-        self._stream: Any = self._container.add_stream(_KINDS[kind].codec, RATE, layout="mono", **lossy)
+        self._stream: Any = self._container.add_stream(
+            _KINDS[kind].codec, RATE, _KINDS[kind].coder, layout="mono", **lossy
+        )
         self._samples = 0
 
     def encode(self, samples: Any) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 import unicodedata
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -38,7 +39,10 @@ class HibariOptions(BaseModel):
 
 
 class HibariDriver(SpeechDriver):
-    """One text at a time, said by sentences. The same request gives the same sound."""
+    """One text at a time, said by sentences. The same request gives the same sound.
+
+    `cancelled_at` counts as in driver `echo`: Unix time of the last.
+    """
 
     preload: ClassVar[tuple[str, ...]] = ("hibari", "hibari.g2p", "onnxruntime", "scipy.fft")
 
@@ -111,6 +115,7 @@ class HibariDriver(SpeechDriver):
         finally:
             if cancelled.is_set():
                 self.counters["cancelled"] += 1
+                self.counters["cancelled_at"] = time.time()
 
     def _pieces(self, speaker: Any, text: str, longest: int, cancelled: threading.Event) -> Iterator[str]:
         """Phonemes of at most `longest` at once, where possible a sentence."""
