@@ -61,6 +61,20 @@ task = "chat"
 driver = "echo"
 memory = "64MiB"
 options = { tokens_per_second = 20, crash_on = "crash" }
+
+[echo-small]
+task = "chat"
+driver = "echo"
+memory = "64MiB"
+slots = 8
+options = { tokens_per_second = 20 }
+
+[echo-large]
+task = "chat"
+driver = "echo"
+memory = "3GiB"
+slots = 8
+options = { tokens_per_second = 20 }
 """
 
 
