@@ -20,8 +20,8 @@ from tasks.sources import Citation, citations, fitting, prompt, relevant
 from tasks.text import Completion, TextDelta, generate
 from tasks.vectors import get_index, search
 
-# Measured with MiniLM on tests/data/documents: 22 questions that they answer score 0.45 and more, 12 others 0.30
-# at most (tests/api/test_indexes.py).
+# Measured with MiniLM on tests/data/documents: 22 questions that they answer score 0.45 and more, 12 others
+# 0.30 at most (tests/api/test_indexes.py).
 MIN_SCORE = 0.37
 ABSTENTION = "The documents do not answer this question."
 
