@@ -22,7 +22,7 @@ from tasks.protocol.shapes import SoundFormat
 SENTENCE = "The old library opens at nine in the morning, and the children wait outside the door."
 LONG = f"{SENTENCE} " * 45
 SIGNALLED_S = 0.1
-PIECE_S = 0.3  # what is at work is ended first: 0.1 s, longer where others work as well
+PIECE_S = 0.9  # the piece at work is ended first: 0.1 s, and longer where others work as well
 TYPES = {
     "mp3": "audio/mpeg",
     "opus": "audio/ogg",
@@ -187,8 +187,10 @@ async def test_a_sound_that_breaks_off_never_looks_whole(
     else:
         with pytest.raises(httpx.RemoteProtocolError):
             await listen()
-    again = await http.post("/v1/audio/speech", json={"model": "tts-1", "input": "Hello."})
-    assert again.status_code == 200, again.text
+    # Until the node has seen that its runner is gone, a request may still be sent there.
+    async with asyncio.timeout(20):
+        while (await http.post("/v1/audio/speech", json={"model": "tts-1", "input": "Hello."})).is_error:
+            await asyncio.sleep(0.1)
 
 
 async def test_as_a_job_its_wav_says_how_long_it_is(http: httpx.AsyncClient) -> None:
