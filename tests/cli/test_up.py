@@ -28,7 +28,7 @@ from deployments.up.processes import HOME, SERVICE, Recorded, State, members, on
 from deployments.up.supervise import Service, StartFailed, Supervisor
 
 UP = [sys.executable, "-P", "-m", "deployments", "up", "--port=0", "--node-port=0", "--prefect-port=0"]
-NAMES = {"postgres", "prefect", "node", "jobs", "api"}
+NAMES = {"postgres", "prefect", "vectors", "node", "jobs", "api"}
 
 
 def test_status_shows_every_process_healthy(smi, smi_command):
@@ -36,7 +36,7 @@ def test_status_shows_every_process_healthy(smi, smi_command):
     assert answer.returncode == 0, answer.stdout + answer.stderr
     entries = {entry["name"]: entry for entry in json.loads(answer.stdout)}
     assert entries.keys() == NAMES | {"up"}
-    assert {entries[name]["state"] for name in ("api", "prefect", "postgres")} == {"healthy"}
+    assert {entries[name]["state"] for name in ("api", "prefect", "postgres", "vectors")} == {"healthy"}
     assert entries["api"]["port"] == int(smi.url.rpartition(":")[2])
 
 
@@ -61,7 +61,7 @@ def test_secrets_are_not_on_command_lines_and_files_are_private(smi):
         line = " ".join(process.cmdline())
         assert not any(secret in line for secret in secrets), process
     assert stat.S_IMODE((smi.home / "settings.json").stat().st_mode) == 0o600
-    for name in ("postgres", "logs", "storage", "prefect"):
+    for name in ("postgres", "logs", "storage", "prefect", "vectors"):
         assert stat.S_IMODE((smi.home / name).stat().st_mode) == 0o700
 
 
