@@ -11,6 +11,7 @@ machine's drift hits both. 1,000 different short texts in each round. Figures ar
     many_texts_per_s         16 clients at once, 32 texts in a request
     embeddings_ratio         the lower of the two, paired with bare in the same round
     one_ratio, many_ratio    each
+    cpu_ratio                processor time of bare over that of the model's process, for busy machines
     single_ms, single_added_ms    one text, one request after another; less the bare call
     runner_rss_mib, runner_pss_mib    of the model's process after the rounds (pss: shared pages by share)
 """
@@ -90,6 +91,7 @@ async def measure(up: dict[str, Any], home: Path, rounds: int) -> dict[str, floa
     warm = texts_of(chance)
     bare(network, warm)
     await asked(smi, [warm], 1)
+    runner = psutil.Process(await runner_pid(home))
     figures: dict[str, list[float]] = defaultdict(list)
     for number in range(rounds):
         texts = texts_of(chance)
@@ -97,15 +99,21 @@ async def measure(up: dict[str, Any], home: Path, rounds: int) -> dict[str, floa
         turns = [("bare", None), ("one", [texts]), ("many", some)]
         for name, requests in turns if number % 2 else reversed(turns):
             if requests is None:
+                before = time.process_time()
                 seconds = bare(network, texts)
+                figures["bare_cpu"].append(time.process_time() - before)
             else:
+                before = sum(runner.cpu_times()[:2])
                 seconds = await asked(smi, requests, CLIENTS if name == "many" else 1)
+                figures["cpu"].append(sum(runner.cpu_times()[:2]) - before)
             figures[name].append(TEXTS / seconds)
         singles = texts[:SINGLES]
         figures["bare_single"].append(median([bare(network, [text]) * 1000 for text in singles]))
         times = [await asked(smi, [[text]], 1) * 1000 for text in singles]
         figures["single"].append(median(times))
-    return figures_of(figures) | await memory(home)
+    told = runner.memory_full_info()
+    memory = {"runner_rss_mib": told.rss / 2**20, "runner_pss_mib": told.pss / 2**20}
+    return figures_of(figures) | memory
 
 
 def figures_of(figures: dict[str, list[float]]) -> dict[str, float]:
@@ -123,13 +131,14 @@ def figures_of(figures: dict[str, list[float]]) -> dict[str, float]:
         "one_ratio": ratio["one"],
         "many_ratio": ratio["many"],
         "embeddings_ratio": min(ratio.values()),
+        "cpu_ratio": of["bare_cpu"] / of["cpu"],
         "single_ms": of["single"],
         "single_added_ms": of["single"] - of["bare_single"],
     }
 
 
-async def memory(home: Path) -> dict[str, float]:
-    """Of the process that has the model, in MiB."""
+async def runner_pid(home: Path) -> int:
+    """The process that has the model."""
     fleet = Fleet(load_settings(home=home))
     await fleet.start()
     await fleet.wait_for_node(20)
@@ -138,9 +147,7 @@ async def memory(home: Path) -> dict[str, float]:
     state = await stream.read()
     stream.cancel()
     await fleet.stop()
-    pid = next(runner.pid for runner in state.runners if runner.model == MODEL)
-    told = psutil.Process(pid).memory_full_info()
-    return {"runner_rss_mib": told.rss / 2**20, "runner_pss_mib": told.pss / 2**20}
+    return next(runner.pid for runner in state.runners if runner.model == MODEL)
 
 
 def main(

@@ -8,12 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import defaultdict, deque
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 NARROW = 32  # tokens: texts up to this length share a batch; beyond it those within a factor of two
+
+
+@dataclass(eq=False, slots=True)
+class _Text:
+    """One text of a request, at `index`. `taken`: it is in a batch, or was."""
+
+    request: _Request
+    index: int
+    tokens: Any
+    taken: bool = False
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
 
 
 @dataclass(eq=False, slots=True)
@@ -21,21 +37,27 @@ class _Request:
     """The texts of one request.
 
     Attributes:
-        waiting: by size class, the indexes of the texts that nobody works on yet, the longest last.
+        texts: those that may not be taken yet, the longest last.
         rows: what came out, by index.
         missing: how many rows are to come.
+        over: nobody waits for it any more.
     """
 
-    texts: Sequence[Any]
     answer: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
     rows: list[Any]
     missing: int
-    waiting: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    texts: list[_Text] = field(default_factory=list)
     over: bool = False
 
+    def longest(self) -> _Text | None:
+        """Of its texts that wait."""
+        while self.texts and self.texts[-1].taken:
+            self.texts.pop()
+        return self.texts[-1] if self.texts else None
 
-Share = list[tuple[_Request, int]]  # texts of a batch, by request and index
+
+LENGTH = attrgetter("length")
 
 
 class Batcher:
@@ -49,6 +71,8 @@ class Batcher:
     def __init__(self, work: Callable[[list[Any]], Any], budget: int) -> None:
         self._work, self._budget = work, budget
         self._requests: deque[_Request] = deque()
+        self._waiting: list[_Text] = []  # of all requests, the longest last; only the thread's
+        self._arrived: list[_Request] = []
         self._news = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
@@ -64,11 +88,10 @@ class Batcher:
             whatever `work` raises for these texts alone.
         """
         loop = asyncio.get_running_loop()
-        request = _Request(texts, loop.create_future(), loop, [None] * len(texts), len(texts))
-        for index in sorted(range(len(texts)), key=lambda index: len(texts[index])):
-            request.waiting[_size_class(len(texts[index]))].append(index)
+        request = _Request(loop.create_future(), loop, [None] * len(texts), len(texts))
+        request.texts = sorted((_Text(request, *text) for text in enumerate(texts)), key=LENGTH)
         with self._news:
-            self._requests.append(request)
+            self._arrived.append(request)
             self._news.notify()
         try:
             return await request.answer
@@ -86,55 +109,67 @@ class Batcher:
         while batch := self._next():
             self._do(batch)
 
-    def _next(self) -> Share:
+    def _next(self) -> list[_Text]:
         """The next batch, once there is one; empty when closed."""
-        with self._news:
-            while not self._closed:
-                self._requests = deque(one for one in self._requests if one.waiting and not one.over)
-                if self._requests:
-                    batch = self._fill()
-                    self._requests.rotate(-1)
-                    return batch
-                self._news.wait()
+        while self._take_in():
+            lead = self._requests[0]
+            if (anchor := None if lead.over else lead.longest()) is not None:
+                self._requests.rotate(-1)
+                return self._around(anchor)
+            self._requests.popleft()
+            if lead.texts:
+                self._waiting = [text for text in self._waiting if not text.request.over]
         return []
 
-    def _fill(self) -> Share:
-        """The longest texts of the request whose turn it is, and of the others what is about as long."""
-        batch: Share = []
-        size, width = max(self._requests[0].waiting), 0
-        for request in self._requests:
-            indexes = request.waiting.get(size, [])
-            while indexes:
-                wider = max(width, len(request.texts[indexes[-1]]))
-                if batch and (len(batch) + 1) * wider > self._budget:
-                    break
-                width = wider
-                batch.append((request, indexes.pop()))
-            if not indexes:
-                request.waiting.pop(size, None)
-        return batch
+    def _take_in(self) -> bool:
+        """Take in what has arrived, and wait for it when there is nothing to do; whether to go on."""
+        with self._news:
+            while not (self._closed or self._arrived or self._requests):
+                self._news.wait()
+            arrived, self._arrived = self._arrived, []
+        if arrived:
+            self._requests.extend(arrived)
+            self._waiting.extend(text for request in arrived for text in request.texts)
+            self._waiting.sort(key=LENGTH)
+        return not self._closed
 
-    def _do(self, batch: Share) -> None:
-        owners = list(dict.fromkeys(request for request, _ in batch))
+    def _around(self, anchor: _Text) -> list[_Text]:
+        """A batch with `anchor`, and what is about as long: shorter texts first, then longer ones."""
+        waiting, width = self._waiting, anchor.length
+        low = waiting.index(anchor, bisect_left(waiting, width, key=LENGTH))
+        high = low + 1
+
+        def fits(longest: int, shortest: int) -> bool:
+            alike = longest <= max(NARROW, 2 * shortest)
+            return alike and (high - low + 1) * longest <= self._budget
+
+        while low > 0 and fits(width, waiting[low - 1].length):
+            low -= 1
+        while high < len(waiting) and fits(waiting[high].length, waiting[low].length):
+            high += 1
+        batch = waiting[low:high]
+        del waiting[low:high]
+        for text in batch:
+            text.taken = True
+        return [text for text in batch if text is anchor or not text.request.over]
+
+    def _do(self, batch: list[_Text]) -> None:
+        owners = list(dict.fromkeys(text.request for text in batch))
         try:
-            rows = self._work([request.texts[index] for request, index in batch])
+            rows = self._work([text.tokens for text in batch])
         except Exception as error:  # noqa: BLE001 (raised anew where the request waits)
             if len(owners) == 1:
                 _answer(owners[0], error)
                 return
             for owner in owners:  # whose fault it is shows when each is alone
-                self._do([(request, index) for request, index in batch if request is owner])
+                self._do([text for text in batch if text.request is owner])
             return
-        for (request, index), row in zip(batch, rows, strict=True):
-            request.rows[index] = row
-            request.missing -= 1
+        for text, row in zip(batch, rows, strict=True):
+            text.request.rows[text.index] = row
+            text.request.missing -= 1
         for owner in owners:
             if not owner.missing:
                 _answer(owner, None)
-
-
-def _size_class(length: int) -> int:
-    return max(NARROW, 1 << (length - 1).bit_length())
 
 
 def _answer(request: _Request, error: Exception | None) -> None:

@@ -24,7 +24,7 @@ AT_ONCE = 64  # texts made into tokens between two looks at whether they are sti
 # A text of more characters for each token of the context is refused unread: counting its tokens could
 # take a hundred times its own memory.
 CHARACTERS = 128
-BATCH_TOKENS = {"cpu": 1024, "cuda": 32_768}
+BATCH_TOKENS = {"cpu": 512, "cuda": 32_768}
 
 
 class SentenceTransformersOptions(BaseModel):
@@ -38,7 +38,7 @@ class SentenceTransformersOptions(BaseModel):
     )
     threads: int | None = Field(None, ge=1, description="CPU threads; default: half of the cores")
     batch_tokens: int | None = Field(
-        None, ge=1, description="tokens of a batch, padding included; default: 1024 on a CPU, 32768 on a GPU"
+        None, ge=1, description="tokens of a batch, padding included; default: 512 on a CPU, 32768 on a GPU"
     )
     prompt: str | None = Field(
         None, description="put before each text, such as 'passage: '; default: the model's default prompt"

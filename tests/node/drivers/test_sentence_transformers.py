@@ -142,9 +142,9 @@ async def test_a_prompt_of_the_catalogue_is_put_first(
 
 
 async def test_one_that_leaves_is_let_go_at_once(minilm: SentenceTransformersDriver) -> None:
-    cancelled, texts = minilm.counters["cancelled"], minilm.counters["texts"]
+    cancelled, texts, batches = (minilm.counters[name] for name in ("cancelled", "texts", "batches"))
     task = asyncio.create_task(embed(minilm, ["word " * 500] * 100))
-    while not minilm.batcher._requests:
+    while minilm.counters["batches"] == batches:
         await asyncio.sleep(0.01)
     began = time.perf_counter()
     task.cancel()
