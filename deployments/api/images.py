@@ -111,13 +111,13 @@ ROUTES = (
         create_cutout,
         "images",
         "Cut the subject out of a picture",
-        takes_form(CutoutForm, "the picture: png, jpeg, webp, gif, bmp or tiff", FIELD),
+        takes_form(CutoutForm, "the picture: png, jpeg, webp, gif or bmp", FIELD),
     ),
     LiveRoute(
         "/v1/images/upscales",
         create_upscale,
         "images",
         "Make a picture larger",
-        takes_form(UpscaleForm, "the picture: png, jpeg, webp, gif, bmp or tiff", FIELD),
+        takes_form(UpscaleForm, "the picture: png, jpeg, webp, gif or bmp", FIELD),
     ),
 )

@@ -28,13 +28,12 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Pillow
 
 T = TypeVar("T")
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-KNOWN = "give png, jpeg, webp, gif, bmp or tiff"
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+KNOWN = "give png, jpeg, webp, gif or bmp"
 MAX_BYTES = 256 << 20
 CHUNK = 256 << 10
 SIDES = {"png": 2**31 - 1, "webp": 16_383, "jpeg": 65_500}  # pixels; what the formats can hold
 QUALITY = {"webp": {"quality": 90}, "jpeg": {"quality": 92}, "png": {"compress_level": 4}}
-MODES = {"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"}
 # What Pillow raises for bytes that are not what they should be.
 BROKEN = (OSError, SyntaxError, ValueError, EOFError, LookupError, TypeError, OverflowError, struct.error)
 
@@ -155,7 +154,7 @@ def _refuse(image: Pillow, max_pixels: int) -> None:
     frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format != "MPO":  # a camera's JPEG with further views in it
         raise InvalidMedia(
-            f"the file holds {frames} pictures (frames or pages); give one that stands still", param="file"
+            f"the file holds {frames} pictures (it is animated); give one that stands still", param="file"
         )
 
 
@@ -164,11 +163,6 @@ def _split(image: Pillow) -> Pixels:
 
     if image.mode.startswith("I"):
         return Pixels(*_from_16_bits(image))
-    if image.mode not in MODES:
-        raise InvalidMedia(
-            f"pixels of kind {image.mode!r} are not known here; give 8 or 16 bits of grey, RGB or CMYK",
-            param="file",
-        )
     alpha = None
     profile: bytes | None = image.info.get("icc_profile") or None
     if image.has_transparency_data:
@@ -183,8 +177,6 @@ def _from_16_bits(image: Pillow) -> tuple[Any, Any]:
     import numpy
 
     grey = numpy.asarray(image)
-    if grey.min() < 0 or grey.max() > 0xFFFF:
-        raise InvalidMedia("pixels of 32 bits are not known here; give 8 or 16 bits", param="file")
     clear = image.info.get("transparency")
     alpha = numpy.where(grey == clear, 0, 255).astype(numpy.uint8) if isinstance(clear, int) else None
     return numpy.repeat((grey >> 8).astype(numpy.uint8)[..., None], 3, 2), alpha
@@ -226,7 +218,7 @@ class _Stopped(Exception):
 
 
 def _encode(picture: Pixels, output_format: PictureFormat, cancelled: threading.Event) -> Iterator[bytes]:
-    image = _as_pillow(picture)
+    image = _as_pillow(picture, output_format)
     sink = _Sink(cancelled)
     options: dict[str, Any] = dict(QUALITY[output_format])
     if image.mode == "L" and output_format == "webp":
@@ -237,10 +229,10 @@ def _encode(picture: Pixels, output_format: PictureFormat, cancelled: threading.
     yield sink.getvalue()
 
 
-def _as_pillow(picture: Pixels) -> Image.Image:
+def _as_pillow(picture: Pixels, output_format: PictureFormat) -> Image.Image:
+    import numpy
     from PIL import Image
 
-    image = Image.fromarray(picture.colours)
-    if picture.alpha is not None:
-        image.putalpha(Image.fromarray(picture.alpha))
-    return image
+    if picture.alpha is None or output_format == "jpeg":  # which is given what is opaque only
+        return Image.fromarray(picture.colours)
+    return Image.fromarray(numpy.dstack((picture.colours, picture.alpha)))  # Pillow takes it as it lies

@@ -55,7 +55,12 @@ class SRVGGNetCompact(Network):
         self.body = nn.ModuleList(_layer(layer["weight"]) for layer in layers)
         self.reach = sum(isinstance(layer, nn.Conv2d) for layer in self.body)
         self.load_state_dict(
-            {f"body.{at}.{part}": values for at, layer in enumerate(layers) for part, values in layer.items()}
+            {
+                f"body.{at}.{part}": values
+                for at, layer in enumerate(layers)
+                for part, values in layer.items()
+            },
+            assign=True,
         )
 
     def forward(self, picture: Tensor, rim: Rim, look: Look) -> Tensor:
@@ -123,7 +128,8 @@ class RRDBNet(Network):
             raise ValueError(f"it has {len(layers)} layers; RRDBNet has 15 a block, and 6")
         pairs = zip(names, layers, strict=True)
         self.load_state_dict(
-            {f"{name}.{part}": values for name, layer in pairs for part, values in layer.items()}
+            {f"{name}.{part}": values for name, layer in pairs for part, values in layer.items()},
+            assign=True,
         )
 
     def forward(self, picture: Tensor, rim: Rim, look: Look) -> Tensor:
@@ -151,6 +157,8 @@ def network_of(layers: Sequence[Layer]) -> Network:
         raise ValueError("it has no layers that are known")
     compact = any(layer["weight"].ndim == 1 for layer in layers)
     try:
-        return (SRVGGNetCompact(layers) if compact else RRDBNet(layers)).eval()
+        with torch.device("meta"):  # no memory and no random numbers for weights that come at once
+            network = SRVGGNetCompact(layers) if compact else RRDBNet(layers)
+        return network.eval().requires_grad_(False)
     except RuntimeError as error:  # what `load_state_dict` raises
         raise ValueError("its layers are neither SRVGGNetCompact's nor RRDBNet's") from error

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from blocks.errors import LoadFailed
 from deployments.node.drivers.base import CutoutDriver, Working
+from deployments.node.drivers.memory import give_back_large
 from deployments.node.drivers.options import default_threads, read_options
 from deployments.node.drivers.weights import resolve
 
@@ -28,7 +29,7 @@ class RembgOptions(BaseModel):
 
     device: str = Field("auto", description="cpu, cuda; auto: cuda where onnxruntime has it")
     threads: int | None = Field(None, ge=1, description="CPU threads; default: half of the cores")
-    max_pixels: int = Field(25_000_000, ge=1, description="of a picture")
+    max_pixels: int = Field(1 << 24, ge=1, description="of a picture")
     mean: Channels = (0.485, 0.456, 0.406)
     std: Channels = (0.229, 0.224, 0.225)
 
@@ -52,6 +53,8 @@ class RembgDriver(CutoutDriver):
             ) from error
         settings = onnxruntime.SessionOptions()
         settings.intra_op_num_threads = self.options.threads or default_threads()
+        settings.enable_cpu_mem_arena = False  # kept, it is 200 MB between requests; it saves 0.1 s in each
+        give_back_large()
         settings.log_severity_level = 3
         path = resolve(self.model)
         try:

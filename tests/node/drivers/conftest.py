@@ -13,6 +13,8 @@ import pytest
 from blocks.catalogue import Catalogue, load_catalogue
 from deployments.node.drivers.faster_whisper import FasterWhisperDriver
 from deployments.node.drivers.hibari import HibariDriver
+from deployments.node.drivers.realesrgan import RealESRGANDriver
+from deployments.node.drivers.rembg import RembgDriver
 from deployments.node.drivers.sentence_transformers import SentenceTransformersDriver
 from deployments.node.drivers.transformers import TransformersDriver
 
@@ -66,6 +68,22 @@ def minilm(
 @pytest.fixture(scope="session")
 def hibari(catalogue: Catalogue, tmp_path_factory: pytest.TempPathFactory) -> HibariDriver:
     driver = HibariDriver(catalogue.get("tts-1"))
+    with offline(tmp_path_factory.mktemp("home")):
+        driver.load()
+    return driver
+
+
+@pytest.fixture(scope="session")
+def u2netp(catalogue: Catalogue, tmp_path_factory: pytest.TempPathFactory) -> RembgDriver:
+    driver = RembgDriver(catalogue.get("u2netp"))
+    with offline(tmp_path_factory.mktemp("home")):
+        driver.load()
+    return driver
+
+
+@pytest.fixture(scope="session")
+def realesrgan(catalogue: Catalogue, tmp_path_factory: pytest.TempPathFactory) -> RealESRGANDriver:
+    driver = RealESRGANDriver(catalogue.get("realesr-animevideov3"))
     with offline(tmp_path_factory.mktemp("home")):
         driver.load()
     return driver

