@@ -110,8 +110,8 @@ class Check:
         origin = self._origin(detail["loc"])
         if origin is None or origin[1].source == INPUTS:
             return False
-        literal = detail["type"] == "literal_error" and is_scalar(origin[2])
-        return literal or detail["type"] in _RANGE
+        rule = detail["type"] in ("literal_error", "value_error") and is_scalar(origin[2])
+        return rule or detail["type"] in _RANGE
 
     def _finding(self, detail: ErrorDetails) -> InvalidRequest:
         origin = self._origin(detail["loc"])

@@ -92,7 +92,7 @@ class PipelineResult(BaseModel):
 async def pipeline(request: PipelineRequest) -> PipelineResult:
     fleet = await current_fleet()
     request.plan.models(fleet.catalogue)
-    job = current_job() or JobRun(f"runs/{flow_run.id or 'script'}")
+    job = current_job() or JobRun(f"runs/{flow_run.id}", str(flow_run.name))  # in a flow of one's own
     results = await Run(request.plan, job, fleet.storage, fleet.catalogue).all()
     if failed := {name: done for name, done in results.items() if done.status == "failed"}:
         skipped = [name for name, done in results.items() if done.status == "skipped"]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from blocks.errors import SmiError
 from blocks.storage import Media, Picture, Recording
 from blocks.yaml import read_yaml
 from deployments.jobs.requests import parsed
+from flows.kinds import sample
 from flows.pipeline import PipelineRequest
+from flows.registry import STEPS
 
 CLIP = Path(__file__).parent.parent / "data" / "speech" / "question.wav"
 GOOD: dict[str, Any] = read_yaml(
@@ -227,6 +231,15 @@ def test_the_good_pipeline_is_taken() -> None:
     picture = again.plan.inputs["picture"]
     assert isinstance(picture, Picture)
     assert picture.reference == "b"
+
+
+@pytest.mark.parametrize("task", STEPS)
+def test_what_each_task_returns_can_be_referred_to(task: str) -> None:
+    result = STEPS[task].result
+    try:
+        result.model_validate_json(json.dumps(sample(result, lambda kind: "sample")), strict=True)
+    except ValidationError as error:
+        assert {detail["type"] for detail in error.errors()} <= {"value_error"}  # what only a true value is
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if "model" not in name.split()[:2]])
