@@ -31,7 +31,7 @@ STOP_S = {  # for each to stop in order; what is inside must need less
     "postgres": 8,  # it writes all to disk
 }
 DOWN_S = sum(STOP_S.values()) + 10  # with what they leave behind
-VECTORS_NICE = 5  # live requests outrank searches
+VECTORS_NICE = 10  # live requests outrank searches
 BEGIN_S = 10  # a `smi up` that begins says who it is within this
 CLI = [sys.executable, "-P", "-m", "deployments"]
 
@@ -105,11 +105,11 @@ class _Up:
                 prefect = group.create_task(self.supervisor.start(self._prefect()))
                 prepared = group.create_task(self._prepare())
                 group.create_task(self.supervisor.start(self._api()))
-                if importlib.util.find_spec("pymilvus"):
-                    group.create_task(self.supervisor.start(self._vectors()))
                 await prefect
                 group.create_task(self.supervisor.start(self._node()))
                 group.create_task(self.supervisor.start(self._jobs()))
+                if importlib.util.find_spec("pymilvus"):
+                    group.create_task(self.supervisor.start(self._vectors()))
         except* StartFailed as failures:
             failed += [error for error in failures.exceptions if isinstance(error, StartFailed)]
         if failed:

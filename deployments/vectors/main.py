@@ -54,6 +54,8 @@ def _start(settings: Settings, stack: ExitStack) -> None:
         raise ConfigurationError(
             f"vectors need the package {error.name}; run `pip install 'smi[rag]'`"
         ) from error
+    if settings.vectors.startswith("unix:"):
+        _private(Path(settings.vectors.removeprefix("unix:")).parent)
     token = settings.milvus_token.get_secret_value() if settings.milvus_token else ""
     uri = settings.milvus_url
     if uri is None:
@@ -73,8 +75,7 @@ def _start_lite(folder: Path, stack: ExitStack) -> str:
     from milvus_lite.db import MilvusLite
     from milvus_lite.exceptions import DataDirLockedError
 
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    _private(folder)
     os.chdir(folder)
     try:
         data = MilvusLite("data")
@@ -86,6 +87,11 @@ def _start_lite(folder: Path, stack: ExitStack) -> str:
     server.start()
     stack.callback(lambda: _wait(server.stop(GRACE_S)))
     return LITE
+
+
+def _private(folder: Path) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
 
 
 def _wait(stopped: threading.Event) -> None:

@@ -71,7 +71,7 @@ class Store:
             self._make(milvus, collection, asked.index.dimensions)
             row = {"id": collection, "owner": asked.owner, "info": asked.index.model_dump(), "vector": [1, 0]}
             milvus.upsert(CATALOGUE, [row])
-            milvus.flush(CATALOGUE)
+            self._flush(milvus, CATALOGUE)
         return asked.index
 
     def indexes(self, asked: Owned) -> Indexes:
@@ -89,7 +89,7 @@ class Store:
         with self._writing(collection) as milvus:
             self._there(milvus, asked)
             milvus.delete(CATALOGUE, ids=[collection])
-            milvus.flush(CATALOGUE)
+            self._flush(milvus, CATALOGUE)
             milvus.drop_collection(collection)
             self._loaded.discard(collection)
         return Nothing()
@@ -107,7 +107,7 @@ class Store:
             if asked.file is not None:
                 beyond = f'document == "{asked.document}" and number >= {asked.file.chunks}'
                 milvus.delete(collection, filter=beyond)
-                milvus.flush(collection)  # what is not flushed is safe, and slow to search
+                self._flush(milvus, collection)
         return Nothing()
 
     def files(self, asked: OfIndex) -> Files:
@@ -123,7 +123,7 @@ class Store:
             self._there(milvus, asked)
             first = milvus.query(collection, ids=[_key(asked.document, 0)], output_fields=["document"])
             milvus.delete(collection, filter=f'document == "{asked.document}"')
-            milvus.flush(collection)
+            self._flush(milvus, collection)
         if not first:
             raise NotFound(f"index {asked.name!r} has no file {asked.document!r}", param="file")
         return Nothing()
@@ -183,6 +183,11 @@ class Store:
         params = milvus.prepare_index_params()
         params.add_index("vector", index_type=self._kind, metric_type="COSINE")
         milvus.create_collection(collection, schema=schema, index_params=params, consistency_level="Strong")
+
+    def _flush(self, milvus: MilvusClient, collection: str) -> None:
+        """What is not flushed is safe, but slow to search in Milvus Lite. A server flushes by itself."""
+        if self._lite:
+            milvus.flush(collection)
 
     def _all(self, milvus: MilvusClient, collection: str, which: str, fields: list[str]) -> list[Any]:
         if self._lite:  # which has no limit to a query's rows, and no iterator worth the name
