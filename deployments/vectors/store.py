@@ -41,7 +41,7 @@ CATALOGUE = "smi_indexes"
 TIMEOUT_S = 30.0
 PAGE = 1000  # rows of a listing fetched at once
 ROWS = 500  # rows written at once
-NO_COLLECTION, NO_CONNECTION = 100, 2  # Milvus' codes
+NO_COLLECTION, NOT_LOADED, NO_CONNECTION = 100, 101, 2  # Milvus' codes
 FIELDS = ["document", "number", "page", "start", "stop", "heading", "text"]
 
 
@@ -213,13 +213,20 @@ class Store:
         try:
             yield self.connected()
         except grpc.RpcError as error:
-            raise _away() from error
+            raise self._away() from error
         except MilvusException as error:
             if error.code == NO_COLLECTION:
                 raise NotFound("the index was deleted meanwhile", param="index") from error
-            if error.code == NO_CONNECTION or isinstance(error.__cause__, grpc.RpcError):
-                raise _away() from error
+            if error.code in (NO_CONNECTION, NOT_LOADED) or isinstance(error.__cause__, grpc.RpcError):
+                raise self._away() from error
             raise SmiError(f"Milvus refused (code {error.code})", detail=str(error.message)) from error
+
+    def _away(self) -> Unavailable:
+        """The server is away, or has come back: begin anew with it."""
+        with self._connecting:
+            self._client = None  # other threads may be using it; pymilvus' connections are shared
+            self._loaded.clear()
+        return Unavailable("the Milvus server does not answer; try again", retry_after=2)
 
     def connected(self) -> MilvusClient:
         """The client, connected at the first call."""
@@ -240,10 +247,6 @@ class Store:
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
-
-
-def _away() -> Unavailable:
-    return Unavailable("the Milvus server does not answer; try again", retry_after=2)
 
 
 def _collection(owner: int, name: str) -> str:

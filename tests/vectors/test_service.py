@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 import subprocess
@@ -32,6 +33,7 @@ from blocks.vectors import (
     Put,
     Search,
 )
+from deployments.up.processes import free_port
 from tasks.protocol.auth import METADATA, call_proof
 
 TOKEN = "join-token-of-the-tests"
@@ -41,13 +43,13 @@ DOCUMENTS = [f"doc_{letter * 24}" for letter in "ab"]
 class Service:
     """A process with a folder of its own."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
+    def __init__(self, home: Path, **settings: str) -> None:
+        self.home, self.settings = home, settings
         self.target = f"unix:{home}/vectors/service.sock"
         self.start()
 
     def start(self) -> None:
-        environment = {**os.environ, "SMI_HOME": str(self.home), "SMI_JOIN_TOKEN": TOKEN}
+        environment = {**os.environ, "SMI_HOME": str(self.home), "SMI_JOIN_TOKEN": TOKEN, **self.settings}
         command = [sys.executable, "-P", "-m", "deployments", "vectors"]
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
 
@@ -75,7 +77,11 @@ def service(folder: Path) -> Iterator[Service]:
 
 @pytest.fixture
 async def filled(service: Service) -> Service:
-    """With an index that holds one document."""
+    return await fill(service)
+
+
+async def fill(service: Service) -> Service:
+    """Give it an index that holds one document."""
     await service.call("drop", OfIndex(owner=1, name="x"))
     index = Index(name="x", model="m", source="s", dimensions=4, created=1)
     assert (await service.call("create", Create(owner=1, index=index)))[:1] == b"+"
@@ -164,3 +170,46 @@ def test_a_second_process_on_the_folder_is_told(service: Service) -> None:
     second = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert second.returncode == 1
     assert f"another process owns {service.home}/vectors" in second.stderr
+
+
+def start_milvus(folder: Path, port: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "milvus_lite", "server", f"--data-dir={folder}", f"--port={port}"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen([*command, "--host=127.0.0.1"], **quiet)  # type: ignore[call-overload,no-any-return]
+
+
+async def until_found(service: Service) -> list[tuple[str, int]]:
+    async with asyncio.timeout(60):
+        while True:
+            answer = await service.call("search", Search(owner=1, name="x", vector=vectors(1), top_k=1))
+            if answer[:1] == b"+":
+                return await found(service, 1)
+            assert fault(answer).code == "unavailable"
+            await asyncio.sleep(0.2)
+
+
+async def test_a_milvus_server_by_url_that_goes_and_comes_back(folder: Path) -> None:
+    home, port = Path(tempfile.mkdtemp(prefix="m-", dir=folder)), free_port("127.0.0.1")
+    milvus = start_milvus(home / "milvus", port)
+    service = Service(home, SMI_MILVUS_URL=f"http://127.0.0.1:{port}")
+    try:
+        async with asyncio.timeout(60):
+            while (await service.call("list", Owned(owner=1)))[:1] != b"+":
+                await asyncio.sleep(0.2)
+        await fill(service)
+        before = await until_found(service)
+        assert before[0] == (DOCUMENTS[0], 1)
+        listed = Files.model_validate_json((await service.call("files", OfIndex(owner=1, name="x")))[1:])
+        assert [file.id for file in listed.data] == [DOCUMENTS[0]]
+        milvus.kill()
+        milvus.wait()
+        began = time.monotonic()
+        away = fault(await service.call("get", OfIndex(owner=1, name="x")))
+        assert (away.code, away.message) == ("unavailable", "the Milvus server does not answer; try again")
+        assert time.monotonic() - began < 10
+        milvus = start_milvus(home / "milvus", port)
+        assert await until_found(service) == before
+    finally:
+        service.kill()
+        milvus.kill()
+        milvus.wait()
