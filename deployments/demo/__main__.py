@@ -23,10 +23,10 @@ from deployments.demo.say import say
 
 DATA = Path(__file__).parents[2] / "tests" / "data"
 PIPELINE = Path(__file__).parents[2] / "tests" / "examples" / "spoken-question.yaml"
-DOCUMENTS = sorted((DATA / "documents").glob("*.md"))
-QUESTION = DATA / "speech" / "lighthouse.wav"
+DOCUMENTS = sorted((DATA / "documents").glob("[a-z]*.md"))
+QUESTION = DATA / "speech" / "printing.wav"
 PICTURE = DATA / "pictures" / "horse.png"
-CITED = "lighthouse.md"  # the document that answers the question
+CITED = "printing.md"  # the document that answers the question
 UNANSWERABLE = "Who won the football match yesterday?"
 INDEX = "handbook"
 PIPELINE_S = 200
@@ -99,7 +99,8 @@ def show(results: dict[str, Any], folder: Path, client: ApiClient) -> None:
     answer = results["answer"]
     say(f"\n   heard:    {results['transcribe']['text'].strip()}")
     say(f"   answered: {answer['text']}")
-    say(f"   citing:   {checks.cited(answer, CITED)}")
+    say(f"   citing:   {checks.cited(answer, CITED)}:")
+    say(f"             {' '.join(answer['citations'][0]['quote'].split())}")
     spoken = folder / results["speak"]["audio"]["name"]
     heard = client.transcribe(spoken, "whisper-1")
     say(f"   spoken:   {checks.said_again(answer['text'], heard)}\n             {spoken}")

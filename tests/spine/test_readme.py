@@ -59,7 +59,7 @@ def test_curl(shell: Any, tmp_path: Path) -> None:
 
 def test_documents(shell: Any) -> None:
     said = shell("bash", "-euo", "pipefail", "-c", SHELL[1]).stdout
-    assert '"name":"lighthouse.md"' in said.replace(": ", ":").replace("\n", "")
+    assert '"name":"printing.md"' in said.replace(": ", ":").replace("\n", "")
     assert '"abstained":false' in said.replace(": ", ":")
 
 
