@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from PIL import Image
 
 SPEECH = Path(__file__).parent.parent / "data" / "speech"
 
@@ -204,6 +206,49 @@ async def test_the_run_page_shows_both_by_request_id(
     await prefect_ui.text_with(name, "Completed", "generate")
     await prefect_ui.picture(tmp_path / "run-page.png")
     assert (tmp_path / "run-page.png").stat().st_size > 10_000
+
+
+async def test_the_run_page_shows_the_answer_and_the_picture_opens(
+    smi: Any, http: httpx.AsyncClient, prefect_ui: Any, tmp_path: Path
+) -> None:
+    audio, ui = (SPEECH / "question.wav").read_bytes(), smi.prefect_url.removesuffix("/api")
+    asked = {"flow": "converse", "model": "echo"}
+    heard = await http.post("/v1/jobs", data=asked, files={"file": ("q.wav", audio)})
+    asked = {"flow": "upscale", "scale": "4"}
+    enlarged = await http.post("/v1/jobs", data=asked, files={"file": ("red.png", red_png())})
+    job = await job_done(http, heard.json()["id"])
+    said = (await http.get(f"/v1/jobs/{job['id']}/result")).json()["transcript"].strip()
+    await prefect_ui.open(f"{ui}/runs/flow-run/{job['flow_run_id']}")
+    await prefect_ui.text_with("converse echo for ")
+    await click(prefect_ui, "#artifacts")
+    await click(prefect_ui, "a[href*='/artifacts/artifact/']")
+    await prefect_ui.text_with("Transcript", "Answer", said)
+    await prefect_ui.picture(tmp_path / "answer.png")
+
+    job = await job_done(http, enlarged.json()["id"])
+    await prefect_ui.open(f"{ui}/runs/flow-run/{job['flow_run_id']}")
+    await prefect_ui.text_with("upscale realesr")
+    await click(prefect_ui, "#artifacts")
+    await click(prefect_ui, "a[href*='/artifacts/artifact/']")
+    width = "[...document.images].find(image => image.src.includes('/v1/jobs/'))?.naturalWidth"
+    async with asyncio.timeout(30):
+        while await prefect_ui.script(width) != 32:
+            await asyncio.sleep(0.2)
+    await prefect_ui.picture(tmp_path / "picture.png")
+
+
+async def click(page: Any, selector: str) -> None:
+    """Click on the first element that the selector finds, once there is one."""
+    found = f"document.querySelector({json.dumps(selector)})"
+    async with asyncio.timeout(30):
+        while not await page.script(f"{found} ? ({found}.click(), true) : false"):
+            await asyncio.sleep(0.2)
+
+
+def red_png() -> bytes:
+    made = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(made, "PNG")
+    return made.getvalue()
 
 
 def pid_of(smi: Any, name: str) -> int:
