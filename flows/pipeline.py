@@ -93,9 +93,10 @@ async def pipeline(request: PipelineRequest) -> PipelineResult:
     fleet = await current_fleet()
     request.plan.models(fleet.catalogue)
     job = current_job() or JobRun(f"runs/{flow_run.id}", str(flow_run.name))  # in a flow of one's own
-    results = await Run(request.plan, job, fleet.storage, fleet.catalogue).all()
-    if failed := {name: done for name, done in results.items() if done.status == "failed"}:
-        skipped = [name for name, done in results.items() if done.status == "skipped"]
+    done = await Run(request.plan, job, fleet.storage, fleet.catalogue).all()
+    results = {name: done[name] for name in request.pipeline.steps}
+    if failed := {name: end for name, end in results.items() if end.status == "failed"}:
+        skipped = [name for name, end in results.items() if end.status == "skipped"]
         raise _failure(failed, skipped, len(results))
     return PipelineResult(name=request.pipeline.name, steps=results)
 
@@ -119,7 +120,7 @@ class Run:
         self._plan, self._job, self._storage, self._catalogue = plan, job, storage, catalogue
 
     async def all(self) -> dict[str, StepResult]:
-        """How each step ended, in the order of the pipeline's needs."""
+        """How each step ended."""
         under_way: dict[str, asyncio.Task[StepResult]] = {}
         try:
             async with asyncio.TaskGroup() as group:
