@@ -1,7 +1,8 @@
 """What people look at on a run's page in Prefect: texts, pictures, sounds and how far a long step is.
 
 They are for runs of Prefect's engine (jobs, the UI, schedules). Texts and links hold content, which nothing
-else in Prefect does: `SMI_ARTIFACTS=false` turns them off. What cannot be shown never fails a run.
+else in Prefect does, and Prefect repeats them in its events: `SMI_ARTIFACTS=false` turns them off. What
+cannot be shown never fails a run.
 """
 
 from __future__ import annotations
