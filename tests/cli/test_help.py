@@ -26,7 +26,20 @@ def test_help_is_under_a_second_and_lists_the_commands(smi_command):
         answer = smi_command("--help")
         times.append(time.perf_counter() - began)
         assert answer.returncode == 0
-    for name in ("up", "down", "status", "logs", "node", "api", "jobs", "vectors", "chat", "run", "models"):
+    for name in (
+        "up",
+        "down",
+        "status",
+        "logs",
+        "node",
+        "api",
+        "jobs",
+        "vectors",
+        "chat",
+        "run",
+        "models",
+        "pools",
+    ):
         assert f" {name} " in answer.stdout
     assert min(times) < 1
 
