@@ -7,9 +7,9 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, Event
+from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, Event, ScalarEvent
 
-from blocks.errors import InvalidRequest
+from blocks.errors import InvalidRequest, storable
 
 MAX_TEXT = 128 * 1024
 MAX_DEPTH = 40
@@ -44,8 +44,14 @@ def _check(events: Iterable[Event], what: str) -> None:
     depth = 0
     for event in events:
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
-        if isinstance(event, AliasEvent) or depth > MAX_DEPTH:
-            problem = "nested too deeply" if depth > MAX_DEPTH else "aliases (*name) are not taken here"
+        problem = ""
+        if depth > MAX_DEPTH:
+            problem = "nested too deeply"
+        elif isinstance(event, AliasEvent):
+            problem = "aliases (*name) are not taken here"
+        elif isinstance(event, ScalarEvent) and storable(event.value) != event.value:
+            problem = "half a character (a lone surrogate) or NUL"
+        if problem:
             raise InvalidRequest(f"{what}, line {event.start_mark.line + 1}: {problem}", param=what)
 
 

@@ -71,7 +71,7 @@ async def submit_pipeline(request: Request) -> JobObject:
     async with _handed_in(request) as given:
         job_id = new_job_id()
         files = {name: _media(given, name, job_id) for name in given.uploads}
-        content = PipelineRequest(pipeline=given.pipeline, inputs={**given.values, **files})
+        content = parsed(PipelineRequest, {"pipeline": given.pipeline, "inputs": {**given.values, **files}})
         asked = [given.pipeline.model_dump(mode="json"), given.values, given.priority]
         entry, priority = FLOWS[pipeline.name], given.priority
         job = await accept(request, entry, job_id, content, given.uploads, asked=asked, priority=priority)
