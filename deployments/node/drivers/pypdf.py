@@ -49,7 +49,7 @@ class PyPdfOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     seconds: float = Field(120, gt=0, description="a PDF that takes longer is refused")
-    memory: ByteSize = Field(ByteSize(1 << 30), description="a PDF that takes more is refused")
+    memory: ByteSize = Field(ByteSize(512 << 20), description="a PDF that takes more is refused")
     max_pages: int = Field(5000, ge=1, description="a PDF of more pages is refused")
 
 
