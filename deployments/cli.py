@@ -123,9 +123,7 @@ def status(home: Home = None, as_json: Json = False) -> None:
 
 @app.command()
 def logs(
-    name: Annotated[
-        str | None, typer.Argument(help="api, jobs, node, vectors, prefect, ...")
-    ] = None,
+    name: Annotated[str | None, typer.Argument(help="api, jobs, node, vectors, prefect, ...")] = None,
     home: Home = None,
     lines: Annotated[int, typer.Option("-n", min=0, help="How many of the last lines.")] = 40,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on as lines come.")] = False,
