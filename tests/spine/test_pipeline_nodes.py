@@ -135,6 +135,13 @@ async def test_steps_are_placed_on_both_nodes_and_one_of_a_killed_node_is_done_a
 ) -> None:
     small, kill = second_node
     (large,) = fleet.nodes.keys() - {small}
+    async with asyncio.timeout(90):  # until the worker of the large node knows the new one, too
+        while True:
+            probe = await handed_in(http, {"here": chat("echo-large", "x"), "there": chat("echo-small", "x")})
+            await seen_when(http, probe, 60, over)
+            if (await steps_of(http, probe))["there"]["node"] == small:
+                break
+            await unload(fleet, large)
     job = await handed_in(
         http,
         {
