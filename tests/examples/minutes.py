@@ -20,4 +20,4 @@ async def minutes(recording: str) -> str:
 
 
 if __name__ == "__main__":
-    print(asyncio.run(minutes(sys.argv[1])))  # noqa: T201
+    print(asyncio.run(minutes(sys.argv[1])))
