@@ -15,7 +15,8 @@ from urllib.parse import quote
 from blocks.errors import PermissionDenied
 from blocks.settings import Settings
 
-PATH = re.compile(r"/v1/(?:jobs|runs)/[^/]+/(?:result|files/.+)")  # what a link may lead to
+# What a link may lead to: files, and the result of a run that has no job.
+PATH = re.compile(r"/v1/(?:(?:jobs|runs)/[^/]+/files/.+|runs/[^/]+/result)")
 DAY_S = 24 * 3600
 
 

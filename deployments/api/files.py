@@ -65,11 +65,16 @@ async def file_response(request: Request, storage: Storage, outcome: Outcome, na
 
 
 def _range(header: str | None, size: int) -> tuple[int, int]:
-    """The first and the last byte that are asked for. Several ranges at once are answered with the whole."""
-    asked = re.fullmatch(r"bytes=(\d*)-(\d*)", header or "")
+    """The first and the last byte that are asked for.
+
+    A header that is no range is passed over, as RFC 9110 says; several ranges are answered with the whole.
+    """
+    asked = re.fullmatch(r"bytes=([0-9]{0,18})-([0-9]{0,18})", header or "")
     if asked is None or asked[0] == "bytes=-":
         return 0, size - 1
     first, last = asked[1], asked[2]
+    if first and last and int(first) > int(last):
+        return 0, size - 1
     if first:
         begin, end = int(first), min(int(last or size), size - 1)
     else:

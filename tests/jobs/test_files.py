@@ -104,6 +104,13 @@ async def test_a_range_of_it(client: Any, made: dict[str, Any], asked: str, firs
         assert (answer.status_code, answer.headers["content-range"]) == (206, f"bytes {first}-{last}/{size}")
 
 
+@pytest.mark.parametrize("asked", ["bytes=5-3", f"bytes={'9' * 5000}-", "bytes=-", "bytes=٣-", "lines=0-9"])
+async def test_what_is_no_range_is_passed_over(client: Any, made: dict[str, Any], asked: str) -> None:
+    path = f"/v1/jobs/{made['id']}/files/{made['files'][0]['name']}"
+    answer = await client.http.get(path, headers={"Range": asked.encode()})
+    assert (answer.status_code, len(answer.content)) == (200, made["files"][0]["bytes"])
+
+
 async def test_a_range_that_is_not_there(client: Any, made: dict[str, Any]) -> None:
     path = f"/v1/jobs/{made['id']}/files/{made['files'][0]['name']}"
     answer = await client.http.get(path, headers={"Range": "bytes=99999999-"})

@@ -65,6 +65,11 @@ def test_one_expires(settings: Settings) -> None:
         check_link(settings, *parts(link(old, PATH)))
 
 
-def test_no_other_path_is_opened_by_a_signature(settings: Settings) -> None:
+@pytest.mark.parametrize("path", ["/v1/jobs/job_1", "/v1/jobs/job_1/result", "/v1/runs/run_1/result/x"])
+def test_no_other_path_is_opened_by_a_signature(settings: Settings, path: str) -> None:
     with pytest.raises(PermissionDenied, match="not ours"):
-        check_link(settings, *parts(link(settings, "/v1/jobs/job_1")))
+        check_link(settings, *parts(link(settings, path)))
+
+
+def test_the_result_of_a_run_without_a_job_is_opened(settings: Settings) -> None:
+    check_link(settings, *parts(link(settings, "/v1/runs/run_1/result")))

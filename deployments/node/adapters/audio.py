@@ -198,8 +198,6 @@ def _refuse_cut_ogg(upload: IO[bytes]) -> None:
 def _refuse_cut_wav(upload: IO[bytes]) -> None:
     """FFmpeg believes the length of the file more than a WAV's header, so the header is read here."""
     size = upload.seek(0, 2)
-    if size == 0:
-        raise InvalidMedia("the file is empty", param="file")
     upload.seek(0)
     riff, _, wave = struct.unpack("<4sI4s", upload.read(12).ljust(12, b"\0"))
     if riff != b"RIFF" or wave != b"WAVE":

@@ -10,6 +10,7 @@ import io
 import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from tempfile import SpooledTemporaryFile
@@ -127,16 +128,26 @@ def refuse_format(picture: Pixels, scale: int, output_format: PictureFormat) -> 
 
 
 def _decode(upload: IO[bytes], max_pixels: int, cancelled: threading.Event) -> Iterator[Pixels]:
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, ImageOps
 
     Image.MAX_IMAGE_PIXELS = None  # our own limit, and not a warning
-    upload.seek(0)
-    try:
-        with Image.open(upload, formats=FORMATS) as image:
-            _refuse(image, max_pixels)
+    with _pillow_reads():
+        image = Image.open(upload, formats=FORMATS)
+    with image:
+        _refuse(image, max_pixels)
+        with _pillow_reads():
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
-            yield _split(image)
+        yield _split(image)
+
+
+@contextmanager
+def _pillow_reads() -> Iterator[None]:
+    """Tells what Pillow raises within as what is wrong with the file. Nothing of our own belongs in it."""
+    from PIL import UnidentifiedImageError
+
+    try:
+        yield
     except UnidentifiedImageError:
         raise InvalidMedia(f"the file is no picture that is known here; {KNOWN}", param="file") from None
     except BROKEN:
@@ -151,7 +162,8 @@ def _refuse(image: Pillow, max_pixels: int) -> None:
             f"{max_pixels} at most: make it smaller, or use another model",
             param="file",
         )
-    frames = getattr(image, "n_frames", 1)
+    with _pillow_reads():
+        frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format != "MPO":  # a camera's JPEG with further views in it
         raise InvalidMedia(
             f"the file holds {frames} pictures (it is animated); give one that stands still", param="file"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, cast
 
-from blocks.errors import InvalidMedia, PayloadTooLarge, UpstreamFailed, storable
+from blocks.errors import PayloadTooLarge, UpstreamFailed, storable
 from deployments.node.adapters.base import Adapter, Emit
+from deployments.node.adapters.upload import spool
 from deployments.node.bridge import driving
 from deployments.node.drivers.base import ReadingDriver, Working
 from tasks.protocol.inference_pb2 import Done, Event, Progress
@@ -30,10 +30,10 @@ class ReadingAdapter(Adapter[ReadingDriver, ReadingParameters]):
     async def run(
         self, parameters: ReadingParameters, media: AsyncIterator[bytes], emit: Emit | None
     ) -> Done:
-        with TemporaryFile(buffering=0) as document:  # another process may read it, and move in it
-            await _spool(media, document)
-            document.seek(0)
-            result = await self._read(document, parameters.name, emit)
+        with TemporaryFile() as upload:
+            await spool(media, upload, MAX_BYTES, "document")
+            # Unbuffered, since another process may read it, and move in it.
+            result = await self._read(cast(IO[bytes], upload.raw), parameters.name, emit)
         return Done(finish_reason="stop", result=result.model_dump_json().encode())
 
     async def _read(self, document: IO[bytes], name: str, emit: Emit | None) -> ReadingResult:
@@ -60,14 +60,3 @@ class ReadingAdapter(Adapter[ReadingDriver, ReadingParameters]):
 
 def _progress(item: Working) -> Event:
     return Event(progress=Progress(stage="working", fraction=item.fraction))
-
-
-async def _spool(media: AsyncIterator[bytes], document: IO[bytes]) -> None:
-    size = 0
-    async for chunk in media:
-        size += len(chunk)
-        if size > MAX_BYTES:
-            raise PayloadTooLarge(f"the document is larger than {MAX_BYTES >> 20} MiB", param="file")
-        await asyncio.to_thread(document.write, chunk)
-    if not size:
-        raise InvalidMedia("the document is empty (0 bytes)", param="file")

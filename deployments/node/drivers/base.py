@@ -193,5 +193,5 @@ class ReadingDriver(Driver):
     ) -> Iterator[str | Page | Working] | AsyncIterator[str | Page | Working]:
         """Yield the content type it found, then each page. Raises `InvalidMedia` for what it cannot read.
 
-        `document` is unbuffered and has a descriptor, which another process may read.
+        `document` is unbuffered, at its start, and has a descriptor, which another process may read.
         """

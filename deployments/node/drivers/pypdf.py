@@ -12,6 +12,7 @@ from __future__ import annotations
 import codecs
 import importlib.util
 import json
+import os
 import selectors
 import subprocess
 import sys
@@ -31,7 +32,9 @@ from tasks.protocol.shapes import Page
 LOOK_S = 0.05  # between looks at whether the text is still wanted
 HEAD = 1024  # a PDF's first line is among so many bytes
 MARKDOWN = (".md", ".markdown", ".mdown", ".mkd")
-MAX_TEXT_BYTES = 64 << 20
+MAX_TEXT_BYTES = 64 << 20  # of a text, and of what the child says of one page
+# All that the child, which reads what may be hostile, gets of the environment: no tokens.
+CHILD_ENVIRONMENT = ("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
 # Kinds of file that are often given, by their first bytes.
 _KNOWN = {
     b"PK\x03\x04": "an Office, EPUB or ZIP file",
@@ -88,6 +91,7 @@ class PyPdfDriver(ReadingDriver):
             [sys.executable, "-P", "-m", pypdf_child.__name__, *limits],
             stdin=document.fileno(),
             stdout=subprocess.PIPE,
+            env={name: os.environ[name] for name in CHILD_ENVIRONMENT if name in os.environ},
         )
         read = total = 0
         try:
@@ -112,7 +116,7 @@ class PyPdfDriver(ReadingDriver):
         """What the child says, until its end or until it is not wanted."""
         assert child.stdout is not None
         until = time.monotonic() + self.options.seconds
-        rest = b""
+        line, size = list[bytes](), 0  # so far: its blocks, and bytes
         with selectors.DefaultSelector() as selector:
             selector.register(child.stdout, selectors.EVENT_READ)
             while not cancelled.is_set():
@@ -126,8 +130,16 @@ class PyPdfDriver(ReadingDriver):
                 block = child.stdout.read1(1 << 20)  # type: ignore[attr-defined]
                 if not block:
                     return
-                *lines, rest = (rest + block).split(b"\n")
-                yield from map(json.loads, lines)
+                line.append(block)
+                size += len(block)
+                if b"\n" in block:
+                    *lines, rest = b"".join(line).split(b"\n")
+                    yield from map(json.loads, lines)
+                    line, size = [rest], len(rest)
+                if size > MAX_TEXT_BYTES:
+                    raise InvalidMedia(
+                        f"a page of the PDF has more than {MAX_TEXT_BYTES >> 20} MiB of text", param="file"
+                    )
 
     def _broken(self, code: int, read: int, total: int) -> InvalidMedia:
         where = f"page {read + 1} of the PDF" if total else "the PDF"
@@ -144,9 +156,9 @@ def _text(document: IO[bytes], head: bytes) -> str:
             raise InvalidMedia(
                 f"this is {kind}; text, Markdown and PDF can be read: export it as PDF", param="file"
             )
-    raw = document.read(MAX_TEXT_BYTES + 1)
-    if len(raw) > MAX_TEXT_BYTES:
+    if os.fstat(document.fileno()).st_size > MAX_TEXT_BYTES:
         raise InvalidMedia(f"a text may have {MAX_TEXT_BYTES >> 20} MiB; give it in parts", param="file")
+    raw = document.read()  # all of it; a raw file's `read` with a size may give less
     bom = next((bom for bom in _BOMS if raw.startswith(bom)), b"")
     encoding = _BOMS.get(bom, "utf-8")
     try:

@@ -152,13 +152,27 @@ async def test_pictures_that_break_off_are_refused(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"text" * 99, b"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>", bytes(5000)],
+    [b"text" * 99, b"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>", bytes(5000)],
 )
 async def test_what_is_no_picture_is_refused(data: bytes) -> None:
     """SVG is no picture here, whatever its name."""
     with pytest.raises(InvalidMedia, match="give png, jpeg, webp, gif or bmp") as caught:
         await pixels(data)
     assert caught.value.param == "file"
+
+
+async def test_no_bytes_are_no_picture() -> None:
+    with pytest.raises(InvalidMedia, match=r"the picture is empty \(0 bytes\)"):
+        await pixels(b"")
+
+
+async def test_a_fault_of_ours_is_not_told_as_one_of_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    def faulty(_: Image.Image) -> Pixels:
+        raise LookupError("ours")
+
+    monkeypatch.setattr(picture, "_split", faulty)
+    with pytest.raises(LookupError, match="ours"):
+        await pixels(saved(photo()))
 
 
 async def test_a_bomb_is_refused_before_it_is_decoded() -> None:
