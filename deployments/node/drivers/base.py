@@ -5,10 +5,13 @@ A third party adds one as an entry point of group `smi.drivers`; the catalogue's
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, ClassVar
 
@@ -24,7 +27,8 @@ class Driver(ABC):
 
     Attributes:
         preload: modules that the node's forkserver imports once for all runners.
-        counters: shown in the node's state; `calls`, `tokens`, `cancelled` and what the driver adds.
+        counters: shown in the node's state; `calls`, `tokens`, `cancelled`, `cancelled_at` (Unix time of the
+            last) and what the driver adds.
     """
 
     preload: ClassVar[tuple[str, ...]] = ()
@@ -39,6 +43,19 @@ class Driver(ABC):
 
     def unload(self) -> None:  # noqa: B027 (most drivers need none)
         """Let go of what outlives the process (a connection, a lock); memory goes with the process."""
+
+    @contextmanager
+    def counting(self, cancelled: threading.Event) -> Iterator[None]:
+        """Around what `run` does: counts one that is cancelled."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            cancelled.set()  # an async generator hears of it before the event is set
+            raise
+        finally:
+            if cancelled.is_set():
+                self.counters["cancelled"] += 1
+                self.counters["cancelled_at"] = time.time()
 
 
 @dataclass(frozen=True, slots=True)

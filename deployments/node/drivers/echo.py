@@ -32,7 +32,7 @@ class EchoOptions(BaseModel):
 
 
 class EchoDriver(ChatDriver):
-    """A token is a word. Counts calls, tokens and cancellations; `cancelled_at`: Unix time of the last."""
+    """A token is a word."""
 
     def __init__(self, model: Model) -> None:
         super().__init__(model)
@@ -50,7 +50,7 @@ class EchoDriver(ChatDriver):
         words = WORD.findall(asked[-1] if asked else parameters.messages[-1].content)
         prompt = sum(len(message.content.split()) for message in parameters.messages)
         limit = len(words) if parameters.max_tokens is None else parameters.max_tokens
-        try:
+        with self.counting(cancelled):
             yield Prompt(prompt)
             started = time.monotonic()
             for number, word in enumerate(words[:limit]):
@@ -60,11 +60,6 @@ class EchoDriver(ChatDriver):
                 self.counters["tokens"] += 1
                 yield Piece(word)
             yield End("length" if limit < len(words) else "stop", prompt, min(limit, len(words)))
-        except (asyncio.CancelledError, GeneratorExit) as left:
-            if cancelled.is_set() or isinstance(left, asyncio.CancelledError):
-                self.counters["cancelled"] += 1
-                self.counters["cancelled_at"] = time.time()
-            raise
 
     async def _pace(self, started: float, number: int) -> None:
         if pace := self.options.tokens_per_second:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -89,13 +90,8 @@ class FasterWhisperDriver(TranscriptionDriver):
         self.counters["calls"] += 1
         language = self._language(parameters)
         self._here.cancelled = cancelled
-        try:
+        with self.counting(cancelled), suppress(_Stopped):
             yield from self._all(audio, language, parameters)
-        except _Stopped:
-            pass
-        finally:
-            if cancelled.is_set():
-                self.counters["cancelled"] += 1
 
     def _all(
         self, audio: Any, language: str | None, parameters: TranscriptionParameters

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 import unicodedata
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -39,10 +38,7 @@ class HibariOptions(BaseModel):
 
 
 class HibariDriver(SpeechDriver):
-    """One text at a time, said by sentences. The same request gives the same sound.
-
-    `cancelled_at` counts as in driver `echo`: Unix time of the last.
-    """
+    """One text at a time, said by sentences. The same request gives the same sound."""
 
     preload: ClassVar[tuple[str, ...]] = ("hibari", "hibari.g2p", "onnxruntime", "scipy.fft")
 
@@ -98,7 +94,7 @@ class HibariDriver(SpeechDriver):
             )
         speaker = self._speakers[self.options.voices.get(parameters.voice, parameters.voice)]
         longest = max(LEAST_PIECE, int(PIECE * min(1.0, speed)))
-        try:
+        with self.counting(cancelled):
             pieces = list(self._pieces(speaker, parameters.input, longest, cancelled))
             whole = sum(map(len, pieces))
             if not whole and not cancelled.is_set():
@@ -112,10 +108,6 @@ class HibariDriver(SpeechDriver):
                 said += len(piece)
                 self.counters["tokens"] += len(piece)
                 yield Working(said / whole)
-        finally:
-            if cancelled.is_set():
-                self.counters["cancelled"] += 1
-                self.counters["cancelled_at"] = time.time()
 
     def _pieces(self, speaker: Any, text: str, longest: int, cancelled: threading.Event) -> Iterator[str]:
         """Phonemes of at most `longest` at once, where possible a sentence."""

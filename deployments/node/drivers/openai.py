@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -118,16 +117,12 @@ class OpenAIDriver(ChatDriver):
         self, parameters: ChatParameters, cancelled: threading.Event
     ) -> AsyncGenerator[Prompt | Piece | End, None]:
         self.counters["calls"] += 1
-        try:
+        with self.counting(cancelled):
             with self._told():
                 stream = await self._client.chat.completions.create(**self._request(parameters))
             async with stream, aclosing(self._answer(stream)) as items:
                 async for item in items:
                     yield item
-        except (asyncio.CancelledError, GeneratorExit) as left:
-            if cancelled.is_set() or isinstance(left, asyncio.CancelledError):
-                self.counters["cancelled"] += 1
-            raise
 
     async def _answer(self, stream: Any) -> AsyncGenerator[Piece | End, None]:
         reason, usage, pieces = None, None, 0

@@ -73,16 +73,15 @@ class PyPdfDriver(ReadingDriver):
         self.counters["calls"] += 1
         head = document.read(HEAD)
         document.seek(0)
-        if b"%PDF-" in head:
-            yield "application/pdf"
-            yield from self._pages(document, cancelled)
-        else:
-            markdown = name.lower().endswith(MARKDOWN)
-            text = _text(document, head)
-            yield "text/markdown" if markdown else "text/plain"
-            yield Page(number=1, text=text)
-        if cancelled.is_set():
-            self.counters["cancelled"] += 1
+        with self.counting(cancelled):
+            if b"%PDF-" in head:
+                yield "application/pdf"
+                yield from self._pages(document, cancelled)
+            else:
+                markdown = name.lower().endswith(MARKDOWN)
+                text = _text(document, head)
+                yield "text/markdown" if markdown else "text/plain"
+                yield Page(number=1, text=text)
 
     def _pages(self, document: IO[bytes], cancelled: threading.Event) -> Iterator[Page | Working]:
         options = self.options

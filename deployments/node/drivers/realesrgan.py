@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from blocks.catalogue import Model
-from blocks.errors import LoadFailed, OutOfMemory
+from blocks.errors import LoadFailed
 from deployments.node.drivers.base import UpscaleDriver, Working
+from deployments.node.drivers.devices import memory_told, torch_device
 from deployments.node.drivers.ncnn import read_layers
-from deployments.node.drivers.options import default_threads, read_options
+from deployments.node.drivers.options import read_options
 from deployments.node.drivers.weights import resolve
 
 if TYPE_CHECKING:
@@ -62,20 +64,16 @@ class RealESRGANDriver(UpscaleDriver):
             ) from error
         from deployments.node.drivers.realesrgan_networks import SCALE, RRDBNet, network_of
 
-        torch.set_num_threads(options.threads or default_threads())
-        device = options.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = torch_device(options.device, options.threads)
         graph = resolve(self.model)
         try:
             layers = list(read_layers(graph.read_text(), graph.with_suffix(".bin").read_bytes()))
             network = network_of(layers)
             on_gpu = torch.device(device).type != "cpu"
             self.dtype = torch.float16 if on_gpu else torch.float32
-            self.network = network.to(device, self.dtype)
+            with memory_told(f"model {self.model.name!r} does not fit into the memory of {device}"):
+                self.network = network.to(device, self.dtype)
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        except torch.OutOfMemoryError:
-            raise OutOfMemory(f"model {self.model.name!r} does not fit into the memory of {device}") from None
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise LoadFailed(
                 f"model {self.model.name!r} cannot be loaded from {graph} (NAME.param, beside it NAME.bin): "
@@ -88,14 +86,17 @@ class RealESRGANDriver(UpscaleDriver):
 
     def run(self, picture: Any, cancelled: threading.Event) -> Iterator[Working | Any]:
         import numpy
-        import torch
 
         self.counters["calls"] += 1
         height, width, _ = picture.shape
         made = numpy.empty((height * self.scale, width * self.scale, 3), numpy.uint8)
         places = [(y, x) for y in range(0, height, self.tile) for x in range(0, width, self.tile)]
         self._here.cancelled = cancelled
-        try:
+        full = (
+            f"model {self.model.name!r}: no memory left for a tile of {self.tile} pixels; "
+            "set its option `tile` lower"
+        )
+        with self.counting(cancelled), suppress(_Stopped), memory_told(full):
             for at, (y, x) in enumerate(places):
                 self._stop_here()
                 yield Working(at / len(places))
@@ -105,15 +106,7 @@ class RealESRGANDriver(UpscaleDriver):
                     x * self.scale : x * self.scale + piece.shape[1],
                 ] = piece
                 self.counters["tiles"] += 1
-        except _Stopped:
-            self.counters["cancelled"] += 1
-            return
-        except torch.OutOfMemoryError:
-            raise OutOfMemory(
-                f"model {self.model.name!r}: no memory left for a tile of {self.tile} pixels; "
-                "set its option `tile` lower"
-            ) from None
-        yield made
+            yield made
 
     def _enlarged(self, picture: Any, y: int, x: int) -> Any:
         """The tile at `y`, `x`, enlarged: uint8 (height, width, 3)."""

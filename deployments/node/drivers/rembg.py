@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from blocks.errors import LoadFailed
+from blocks.errors import LoadFailed, OutOfMemory, UpstreamFailed
 from deployments.node.drivers.base import CutoutDriver, Working
 from deployments.node.drivers.memory import give_back_large
 from deployments.node.drivers.options import default_threads, read_options
 from deployments.node.drivers.weights import resolve
 
+LOOK_S = 0.02  # between looks at whether the mask is still wanted
 Channels = tuple[float, float, float]
 
 
@@ -92,15 +94,29 @@ class RembgDriver(CutoutDriver):
         self.counters["calls"] += 1
         whole = Image.fromarray(picture)
         small = numpy.asarray(whole.resize((self.width, self.height), Image.Resampling.LANCZOS))
-        if cancelled.is_set():
-            self.counters["cancelled"] += 1
-            return
-        outputs = self.session.run(None, {self.input: self._normalised(small)})
-        found = outputs[0][0, 0]
-        low, high = found.min(), found.max()
-        found = (found - low) / max(high - low, 1e-6)  # of one colour all over, a picture has no subject
-        mask = Image.fromarray((found * 255).astype("uint8"))
-        yield numpy.asarray(mask.resize(whole.size, Image.Resampling.LANCZOS))
+        with self.counting(cancelled):
+            found = self._found(self._normalised(small), cancelled)
+            if found is None:
+                return
+            low, high = found.min(), found.max()
+            found = (found - low) / max(high - low, 1e-6)  # of one colour all over, a picture has no subject
+            mask = Image.fromarray((found * 255).astype("uint8"))
+            yield numpy.asarray(mask.resize(whole.size, Image.Resampling.LANCZOS))
+
+    def _found(self, pixels: Any, cancelled: threading.Event) -> Any:
+        """What the network makes of `pixels`: float32 (height, width); None if it is not wanted any more."""
+        from onnxruntime.capi import onnxruntime_pybind11_state as raised
+
+        try:
+            with _ended_by(cancelled) as options:
+                return self.session.run(None, {self.input: pixels}, options)[0][0, 0]
+        except (raised.Fail, raised.RuntimeException, raised.EPFail) as error:
+            if cancelled.is_set():
+                return None
+            detail = str(error)
+            if "alloc" in detail:  # std::bad_alloc, and "Failed to allocate memory" on a GPU
+                raise OutOfMemory(f"model {self.model.name!r}: no memory left for this picture") from None
+            raise UpstreamFailed(f"model {self.model.name!r} failed; try again", detail=detail) from None
 
     def _normalised(self, small: Any) -> Any:
         """uint8 (height, width, 3) as float32 (1, 3, height, width), the brightest of it 1, normalised."""
@@ -109,3 +125,26 @@ class RembgDriver(CutoutDriver):
         bright = small / max(small.max(), 1e-6)
         normal = (bright - numpy.array(self.options.mean)) / numpy.array(self.options.std)
         return normal.transpose(2, 0, 1)[None].astype(numpy.float32)
+
+
+@contextmanager
+def _ended_by(cancelled: threading.Event) -> Iterator[Any]:
+    """Options of one call of onnxruntime, which ends soon after `cancelled` is set."""
+    import onnxruntime
+
+    options, over = onnxruntime.RunOptions(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(LOOK_S):
+            if cancelled.is_set():
+                options.terminate = True
+                return
+
+    options.terminate = cancelled.is_set()
+    watcher = threading.Thread(target=watch, name="watcher", daemon=True)
+    watcher.start()
+    try:
+        yield options
+    finally:
+        over.set()
+        watcher.join()

@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from blocks.errors import ContextLengthExceeded, InvalidRequest, LoadFailed, OutOfMemory, UpstreamFailed
+from blocks.errors import ContextLengthExceeded, InvalidRequest, LoadFailed, UpstreamFailed
 from deployments.node.drivers.base import EmbeddingDriver, Vectors
 from deployments.node.drivers.batcher import Batcher
-from deployments.node.drivers.options import default_threads, read_options
+from deployments.node.drivers.devices import memory_told, torch_device
+from deployments.node.drivers.options import read_options
 from deployments.node.drivers.weights import resolve
 
 HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*_Dense/pytorch_model.bin")
@@ -62,7 +63,6 @@ class SentenceTransformersDriver(EmbeddingDriver):
         self.options = read_options(self.model, SentenceTransformersOptions)
         try:
             import sentence_transformers  # noqa: F401
-            import torch
             import transformers
             from safetensors import SafetensorError
         except ImportError as error:
@@ -71,14 +71,10 @@ class SentenceTransformersDriver(EmbeddingDriver):
                 "run `pip install 'smi[torch]'`"
             ) from error
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        torch.set_num_threads(self.options.threads or default_threads())
-        device = self.options.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = torch_device(self.options.device, self.options.threads)
         try:
-            self._load(device)
-        except torch.OutOfMemoryError:
-            raise OutOfMemory(f"model {self.model.name!r} does not fit into the memory of {device}") from None
+            with memory_told(f"model {self.model.name!r} does not fit into the memory of {device}"):
+                self._load(device)
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise LoadFailed(f"model {self.model.name!r} cannot be loaded: {error}") from error
         kind = "cpu" if device == "cpu" else "cuda"
@@ -151,12 +147,9 @@ class SentenceTransformersDriver(EmbeddingDriver):
     ) -> AsyncIterator[Vectors]:
         self.counters["calls"] += 1
         size = self._size(dimensions)
-        try:
+        with self.counting(cancelled):
             texts = await self._tokens(input)
             rows = await self.batcher.rows(texts)
-        except asyncio.CancelledError:
-            self.counters["cancelled"] += 1
-            raise
         tokens = sum(map(len, texts))
         self.counters["texts"] += len(texts)
         self.counters["tokens"] += tokens
@@ -224,18 +217,14 @@ class SentenceTransformersDriver(EmbeddingDriver):
             tokens[row, at], mask[row, at] = ids, 1
         features = {"input_ids": tokens, "attention_mask": mask}
         device = self.network.device
-        try:
-            with torch.inference_mode():
-                made = self.network({name: torch.from_numpy(at).to(device) for name, at in features.items()})
-                vectors = made["sentence_embedding"].float().cpu().numpy()
-        except torch.OutOfMemoryError:
-            raise OutOfMemory(
-                f"model {self.model.name!r}: no memory left for this batch; lower its option 'batch_tokens'"
-            ) from None
+        full = f"model {self.model.name!r}: no memory left for this batch; lower its option 'batch_tokens'"
+        with memory_told(full), torch.inference_mode():
+            made = self.network({name: torch.from_numpy(at).to(device) for name, at in features.items()})
+            vectors = made["sentence_embedding"].float().cpu().numpy()
         if not numpy.isfinite(vectors).all():
             raise UpstreamFailed(
-                f"model {self.model.name!r} made a vector with what is no number; set its option 'dtype' "
-                "to float32"
+                f"model {self.model.name!r} made a vector that contains NaN or infinity; "
+                "set its option 'dtype' to float32"
             )
         return _normalised(vectors)
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from blocks.catalogue import Model
-from blocks.errors import ContextLengthExceeded, InvalidRequest, LoadFailed, OutOfMemory
+from blocks.errors import ContextLengthExceeded, InvalidRequest, LoadFailed
 from deployments.node.drivers.base import ChatDriver, End, Piece, Prompt
 from deployments.node.drivers.detokeniser import Detokeniser
-from deployments.node.drivers.options import default_threads, read_options
+from deployments.node.drivers.devices import memory_told, torch_device
+from deployments.node.drivers.options import read_options
 from deployments.node.drivers.prompt import Turn, prompt_tokens
 from deployments.node.drivers.sampling import Sampler
 from deployments.node.drivers.weights import cached, fingerprint, resolve
@@ -63,7 +64,7 @@ class TransformersDriver(ChatDriver):
     def load(self) -> None:
         self.options = read_options(self.model, TransformersOptions)
         try:
-            import torch
+            import torch  # noqa: F401
             import transformers
         except ImportError as error:
             raise LoadFailed(
@@ -71,17 +72,13 @@ class TransformersDriver(ChatDriver):
                 "run `pip install 'smi[torch]'`"
             ) from error
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        torch.set_num_threads(self.options.threads or default_threads())
-        device = self.options.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = torch_device(self.options.device, self.options.threads)
         dtype: str = self.options.dtype
         if dtype == "auto" and device == "cpu":
             dtype = _fast_on_cpu()
         try:
-            self._load(device, dtype)
-        except torch.OutOfMemoryError:
-            raise OutOfMemory(f"model {self.model.name!r} does not fit into the memory of {device}") from None
+            with memory_told(f"model {self.model.name!r} does not fit into the memory of {device}"):
+                self._load(device, dtype)
         except (OSError, ValueError) as error:
             raise LoadFailed(f"model {self.model.name!r} cannot be loaded: {error}") from error
 
@@ -111,30 +108,28 @@ class TransformersDriver(ChatDriver):
         self.counters["calls"] += 1
         prompt = self._tokens(parameters)
         limit = self._room(len(prompt), parameters.max_tokens)
-        yield Prompt(len(prompt))
         words = Detokeniser(self._text)
         stops = _Stops(parameters.stop or ())
-        made, stopped, reason = 0, False, "length"
+        made, reason, last = 0, "length", None
         try:
-            for token in self._decode(prompt, limit, self._sampler(parameters), cancelled):
-                if token in self._ends:
-                    reason = "stop"
-                    break
-                made += 1
-                self.counters["tokens"] += 1
-                held, text = words.held, words.feed(token)
-                stopped = stops.reached(text)
-                if text:
-                    yield Piece(text, held + 1)
-                if stopped:
-                    reason = "stop"
-                    break
-        except (_Stopped, GeneratorExit) as left:
-            if cancelled.is_set() and not stopped:
-                self.counters["cancelled"] += 1
-            if isinstance(left, GeneratorExit):
-                raise
+            with self.counting(cancelled):
+                yield Prompt(len(prompt))
+                for token in self._decode(prompt, limit, self._sampler(parameters), cancelled):
+                    if token in self._ends:
+                        reason = "stop"
+                        break
+                    made += 1
+                    self.counters["tokens"] += 1
+                    held, text = words.held, words.feed(token)
+                    if stops.reached(text):
+                        reason, last = "stop", Piece(text, held + 1)
+                        break
+                    if text:
+                        yield Piece(text, held + 1)
+        except _Stopped:
             return
+        if last is not None:
+            yield last  # at which the adapter leaves, and that is no cancellation
         if words.held:
             held = words.held
             yield Piece(words.rest(), held)
@@ -161,11 +156,10 @@ class TransformersDriver(ChatDriver):
         import torch
 
         self._here.cancelled = cancelled
+        full = f"model {self.model.name!r}: no memory left for this conversation"
         try:
-            with torch.inference_mode():
+            with memory_told(full), torch.inference_mode():
                 return self.network(input_ids=tokens, cache=cache, logits_to_keep=1).logits[0, -1]  # type: ignore[no-any-return]
-        except torch.OutOfMemoryError:
-            raise OutOfMemory(f"model {self.model.name!r}: no memory left for this conversation") from None
         finally:
             self._here.cancelled = None
 

@@ -6,7 +6,6 @@ import asyncio
 import io
 import re
 import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, get_args
@@ -210,15 +209,14 @@ async def test_it_stops_between_two_pieces(hibari: HibariDriver) -> None:
     async def emit(event: Event) -> None:
         begun.set()
 
-    calls, cancelled = hibari.counters["calls"], hibari.counters["cancelled"]
+    calls, cancelled, said = (hibari.counters[name] for name in ("calls", "cancelled", "tokens"))
     parameters = SpeechParameters(input=f"{SENTENCE} " * 45, speed=0.25)
     task = asyncio.create_task(SpeechAdapter(hibari).run(parameters, no_media(), emit))
     await begun.wait()
-    left = time.monotonic()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert time.monotonic() - left < 0.5  # one piece, on a machine that does other things as well
+    assert hibari.counters["tokens"] - said < 10 * PIECE  # of more than 30
     assert (hibari.counters["calls"], hibari.counters["cancelled"]) == (calls + 1, cancelled + 1)
 
 
@@ -232,7 +230,10 @@ async def test_a_slow_client_holds_the_voice_back(hibari: HibariDriver) -> None:
 
     parameters = SpeechParameters(input=f"{SENTENCE} " * 45)
     task = asyncio.create_task(SpeechAdapter(hibari).run(parameters, no_media(), emit))
-    await asyncio.sleep(1.5)
-    assert 0 < hibari.counters["tokens"] - before < 6 * PIECE
+    said = 0.0
+    while not said or said != hibari.counters["tokens"] - before:  # until it says no more
+        said = hibari.counters["tokens"] - before
+        await asyncio.sleep(0.5)
+    assert said < 6 * PIECE
     wait.set()
     await task

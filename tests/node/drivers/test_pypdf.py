@@ -154,9 +154,11 @@ async def test_a_pdf_that_takes_too_long_or_too_much_or_has_too_many_pages_is_re
 
 async def test_a_long_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MAX_TEXT", 1000)
+    driver = driver_of()
     with pytest.raises(PayloadTooLarge, match="within page 3"):
-        await read(pdf(*[saying("w" * 400)] * 5))
+        await read(pdf(*[saying("w" * 400)] * 500), driver=driver)
     assert children() == []
+    assert (driver.counters["calls"], driver.counters["cancelled"]) == (1, 1)
 
 
 async def test_a_page_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

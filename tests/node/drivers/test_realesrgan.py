@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from threading import Event as Flag
@@ -165,25 +164,35 @@ async def test_what_cannot_be_done_is_told(
     assert caught.value.param == "scale"
 
 
-async def test_who_leaves_ends_it_within_a_second(realesrgan: RealESRGANDriver) -> None:
+async def test_who_leaves_ends_it_within_a_tile(
+    realesrgan: RealESRGANDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between two layers, not only between two tiles."""
-    begun, cancelled = asyncio.Event(), realesrgan.counters["cancelled"]
+    cancelled, tiles = realesrgan.counters["cancelled"], realesrgan.counters["tiles"]
+    within, looks, stop_here = Flag(), 0, realesrgan._stop_here
+
+    def look() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 3:  # before the tile, and before its first layer, there was one each
+            within.set()
+            realesrgan._here.cancelled.wait(60)
+        stop_here()
+
+    monkeypatch.setattr(realesrgan, "_stop_here", look)
 
     async def media() -> AsyncIterator[bytes]:
         yield saved(Image.open(PHOTO).resize((900, 900)))
 
-    async def emit(_: Event) -> None:
-        begun.set()
+    async def emit(_: Event) -> None: ...
 
     task = asyncio.create_task(UpscaleAdapter(realesrgan).run(UpscaleParameters(), media(), emit))
-    await asyncio.wait_for(begun.wait(), 60)
-    await asyncio.sleep(0.1)
-    start = time.monotonic()
+    assert await asyncio.to_thread(within.wait, 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert time.monotonic() - start < 1
     assert realesrgan.counters["cancelled"] == cancelled + 1
+    assert (realesrgan.counters["tiles"], looks) == (tiles, 3)
     flag = Flag()
     flag.set()
     assert list(realesrgan.run(np.zeros((4, 4, 3), np.uint8), flag)) == []

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event as Flag
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,55 @@ def test_who_leaves_is_counted(u2netp: RembgDriver) -> None:
     flag.set()
     assert list(u2netp.run(np.zeros((9, 9, 3), np.uint8), flag)) == []
     assert u2netp.counters["cancelled"] == before + 1
+
+
+async def test_who_leaves_ends_the_network(u2netp: RembgDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within it, not only before: the network is run until it is told to end."""
+    run, begun, ended = u2netp.session.run, Flag(), []
+
+    def endless(*arguments: Any) -> Any:
+        begun.set()
+        try:
+            while True:
+                run(*arguments)
+        except Exception as error:
+            ended.append(str(error))
+            raise
+
+    monkeypatch.setattr(u2netp, "session", SimpleNamespace(run=endless))
+    before = u2netp.counters["cancelled"]
+    task = asyncio.create_task(cut(u2netp, HORSE.read_bytes()))
+    await asyncio.to_thread(begun.wait, 60)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert "terminate flag" in ended[0]
+    assert u2netp.counters["cancelled"] == before + 1
+
+
+NO_ROOM = """
+import resource, sys, threading
+from pathlib import Path
+import numpy, psutil
+from blocks.catalogue import load_catalogue
+from blocks.errors import OutOfMemory
+from deployments.node.drivers.rembg import RembgDriver
+
+driver = RembgDriver(load_catalogue(Path(sys.argv[1])).get("u2netp"))
+driver.load()
+picture = numpy.zeros((320, 320, 3), numpy.uint8)
+resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (60 << 20), -1))
+try:
+    list(driver.run(picture, threading.Event()))
+except OutOfMemory as error:
+    print(error.message)
+"""
+
+
+async def test_no_memory_left_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-c", NO_ROOM, str(tmp_path)]
+    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+    assert ended.stdout == "model 'u2netp': no memory left for this picture\n", ended.stderr
 
 
 def test_what_cannot_be_loaded(tmp_path: Path, catalogue: Catalogue) -> None:

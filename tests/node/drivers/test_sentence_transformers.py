@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -98,12 +97,13 @@ async def test_too_long_is_said_and_nothing_cut(minilm: SentenceTransformersDriv
         await embed(minilm, many)
 
 
-async def test_a_book_is_refused_unread(minilm: SentenceTransformersDriver) -> None:
+async def test_a_book_is_refused_unread(
+    minilm: SentenceTransformersDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     book = "word " * (CHARACTERS * CONTEXT)
-    began = time.perf_counter()
+    monkeypatch.setattr(minilm, "tokenizer", None)  # not even made into tokens
     with pytest.raises(ContextLengthExceeded, match=f"{len(book)} characters"):
         await embed(minilm, [book])
-    assert time.perf_counter() - began < 0.1
 
 
 async def test_dimensions(minilm: SentenceTransformersDriver, catalogue: Catalogue) -> None:
@@ -143,18 +143,16 @@ async def test_a_prompt_of_the_catalogue_is_put_first(
 
 async def test_one_that_leaves_is_let_go_at_once(minilm: SentenceTransformersDriver) -> None:
     cancelled, texts, batches = (minilm.counters[name] for name in ("cancelled", "texts", "batches"))
-    task = asyncio.create_task(embed(minilm, ["word " * 500] * 100))
+    task = asyncio.create_task(embed(minilm, ["word " * 500] * 100))  # a batch each
     while minilm.counters["batches"] == batches:
         await asyncio.sleep(0.01)
-    began = time.perf_counter()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert time.perf_counter() - began < 0.1
     assert minilm.counters["cancelled"] == cancelled + 1
     await embed(minilm, ["next"])  # not behind what is no longer wanted
     assert minilm.counters["texts"] == texts + 1
-    assert time.perf_counter() - began < 10
+    assert minilm.counters["batches"] < batches + 100
 
 
 def loaded(catalogue: Catalogue, **options: Any) -> SentenceTransformersDriver:
