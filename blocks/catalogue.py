@@ -15,7 +15,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
 
+from blocks.addresses import is_ours
 from blocks.errors import ConfigurationError, ModelNotFound
+
+Tier = Literal["local", "cloud"]
+
+
+def _tier(fields: dict[str, Any]) -> Tier:
+    source = fields.get("source", "")
+    return "cloud" if "://" in source and not is_ours(source) else "local"
 
 
 class Model(BaseModel):
@@ -32,9 +40,10 @@ class Model(BaseModel):
         description="package:NAME/PATH (weights in a Python package), apart:PACKAGE/PATH (in one installed "
         "apart), hf:ORG/NAME (hub), a path, or a URL",
     )
-    tier: Literal["local", "cloud"] = Field(
-        "local",
-        description="cloud: its `source` is somebody else's machine, and data leaves us",
+    tier: Tier = Field(
+        default_factory=_tier,
+        description="cloud: its `source` is somebody else's machine, and data leaves us. So is any URL that "
+        "is not said to be local, unless its host is localhost or a loopback, private or link-local address",
     )
     memory: ByteSize = Field(ByteSize(0), description="resident bytes while it works, measured")
     context: int | None = Field(None, description="tokens of prompt and answer together")

@@ -2,7 +2,7 @@
 
 Read from `SMI_*` environment variables first, then from `settings.json` in the home folder, which
 `smi up` writes (mode 0600). A machine that joins another installation needs `SMI_PREFECT_URL`,
-`SMI_PREFECT_AUTH`, `SMI_JOIN_TOKEN` and `SMI_DATABASE_URL`.
+`SMI_PREFECT_AUTH`, `SMI_JOIN_TOKEN`, `SMI_DATABASE_URL` and `SMI_VECTORS_URL`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class Settings(BaseSettings):
         True, description="whether transcripts, answers and links to files of jobs are shown in Prefect's UI"
     )
     vectors_url: str | None = Field(
-        None, description="gRPC target of the vectors service; default unix:home/vectors/service.sock"
+        None,
+        description="gRPC target of the vectors service, unix:PATH or, on loopback, host:port; "
+        "default unix:home/vectors/service.sock",
     )
     milvus_url: str | None = Field(
         None, description="Milvus server behind the vectors service; default Milvus Lite in home/vectors"

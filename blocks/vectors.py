@@ -99,7 +99,13 @@ class Create(Owned):
     index: Index
 
 
-class Put(OfIndex):
+class OfSame(OfIndex):
+    """Of the index that was `created` then; not of another that was made under its name since."""
+
+    created: float
+
+
+class Put(OfSame):
     """Chunks of a document; vectors in base64 of float32, little endian, (chunks, dimensions).
 
     Chunk 0 comes in the last call for a document, with `file`: from then on the document is there.
@@ -115,7 +121,7 @@ class Remove(OfIndex):
     document: DocumentId
 
 
-class Search(OfIndex):
+class Search(OfSame):
     vector: str
     top_k: Annotated[int, Field(ge=1, le=1000)]
 

@@ -10,6 +10,7 @@ from typing import Annotated
 from prefect import flow
 from pydantic import BaseModel, ConfigDict, Field
 
+from blocks.catalogue import Model
 from blocks.errors import ContextLengthExceeded
 from blocks.vectors import Hit, IndexName
 from flows.retrieve import Question, Score
@@ -69,19 +70,23 @@ def _quoted(text: str) -> str:
 
 @flow(name="ask")
 async def ask(request: AskRequest) -> Answer:
+    model = await _chat_model(request.model)
     index = await get_index(request.index)
     hits = relevant(await search(index, request.question, request.top_k), request.min_score)
     if not hits:
         await emit(TextDelta(text=ABSTENTION))
         return Answer(text=ABSTENTION, citations=[], abstained=True)
-    answer, given = await _answered(request, hits)
+    answer, given = await _answered(request, model, hits)
     return Answer(text=answer.text.strip(), citations=citations(given), abstained=False)
 
 
-async def _answered(request: AskRequest, hits: list[Hit]) -> tuple[Completion, list[Hit]]:
-    """The model's answer, and the hits that it was given: as many as fit its context."""
+async def _chat_model(name: str) -> Model:
     catalogue = (await current_fleet()).catalogue
-    model = catalogue.get(request.model, "chat") if request.model else catalogue.default("chat")
+    return catalogue.get(name, "chat") if name else catalogue.default("chat")
+
+
+async def _answered(request: AskRequest, model: Model, hits: list[Hit]) -> tuple[Completion, list[Hit]]:
+    """The model's answer, and the hits that it was given: as many as fit its context."""
     given = fitting(hits, request.question, model.context, request.max_tokens)
     while True:
         try:

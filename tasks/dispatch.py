@@ -14,7 +14,7 @@ from typing import Literal
 from prefect.runtime import flow_run
 
 from blocks.catalogue import Model
-from blocks.errors import OutOfMemory, PermissionDenied, Unavailable
+from blocks.errors import ModelNotFound, OutOfMemory, PermissionDenied, SmiError, Unavailable
 from blocks.storage import Media
 from tasks.fleet import Node, Runner, current_fleet
 from tasks.job import Priority, current_job, placed, principal, progress
@@ -159,18 +159,24 @@ async def infer(
 
     excluded: set[str] = set()
     bypassed: set[str] = set()
-    refusal: Unavailable | None = None
+    refusal: SmiError | None = None
     while True:
         try:
             placement = await dispatch(need, excluded)
         except Unavailable as none_left:
             raise refusal or none_left from None
         target = placement.node if placement.node in bypassed else placement.target
-        label(model=entry.name, node=placement.node, tier="local", placement=placement.reason)
+        label(model=entry.name, node=placement.node, tier=entry.tier, placement=placement.reason)
         placed(entry.name, placement.node)
         chunks = media.chunks(fleet.storage) if media is not None else None
         try:
             return await fleet.client.run(target, placement.node, header, chunks, hand_on)
+        except ModelNotFound:  # our catalogue has it: the node was started with an older one
+            excluded.add(placement.node)
+            refusal = refusal or Unavailable(
+                f"no node knows model {entry.name!r} yet: nodes read models.toml when they start; start "
+                f"{placement.node} anew"
+            )
         except Unavailable as error:
             if begun:
                 raise  # the client has seen a part of this answer, and must not see it again

@@ -49,28 +49,16 @@ from tasks.fleet import current_fleet
 from tasks.job import Priority, principal, progress
 from tasks.protocol.shapes import EmbeddingParameters, EmbeddingResult
 from tasks.step import step
-from tasks.text import embed
 
 A = TypeVar("A", bound=BaseModel)
 CALL_S = 60.0
 BATCH = 256  # chunks embedded, and chunks stored, at once
 
 
-async def create_index(name: str, model: str) -> Index:
-    """A new index for vectors of `model`; `""` is the catalogue's first for embeddings.
-
-    Raises:
-        Conflict: there is one of that name.
-        ModelNotFound: `model` is not there, or is for something else.
-    """
-    entry = await embedding_model(model)
-    probe = await embed(entry.name, EmbeddingParameters(input=["dimensions"]))
+async def create_index(name: str, model: Model, dimensions: int) -> Index:
+    """A new index for vectors of `model`, an embedding model of the catalogue. Raises `Conflict`."""
     index = Index(
-        name=name,
-        model=entry.name,
-        source=entry.source,
-        dimensions=probe.dimensions,
-        created=time.time(),
+        name=name, model=model.name, source=model.source, dimensions=dimensions, created=time.time()
     )
     return await _call("create", Create(owner=_owner(), index=index), Index)
 
@@ -156,6 +144,7 @@ async def store(index: Index, file: File, batches: list[Batch]) -> File:
         put = Put(
             owner=_owner(),
             name=index.name,
+            created=index.created,
             document=file.id,
             chunks=batch.chunks,
             vectors=batch.vectors,
@@ -180,7 +169,7 @@ async def search(index: Index, question: str, top_k: int, priority: Priority | N
             f"the question is longer than model {index.model!r}, by which index {index.name!r} was made, "
             "reads; ask in fewer words"
         ) from error
-    asked = Search(owner=_owner(), name=index.name, vector=vector, top_k=top_k)
+    asked = Search(owner=_owner(), name=index.name, created=index.created, vector=vector, top_k=top_k)
     return (await _call("search", asked, Hits)).data
 
 

@@ -18,7 +18,7 @@ import openai
 import psutil
 import pytest
 
-STOP_S = 45
+from deployments.up.installation import DOWN_S
 
 MODELS = """
 [echo-slow]
@@ -45,6 +45,14 @@ memory = "64MiB"
 slots = 1
 options = { tokens_per_second = 20 }
 
+[echo-narrow]
+task = "chat"
+driver = "echo"
+memory = "64MiB"
+slots = 1
+queue = 1
+options = { tokens_per_second = 20 }
+
 [echo-elsewhere]
 task = "chat"
 driver = "echo"
@@ -54,6 +62,12 @@ memory = "100TiB"
 task = "chat"
 driver = "openai"
 source = "https://api.openai.invalid/v1"
+tier = "cloud"
+
+[echo-outside]
+task = "chat"
+driver = "echo"
+memory = "64MiB"
 tier = "cloud"
 
 [echo-crash]
@@ -103,7 +117,7 @@ class Installation:
         """Stop it; the processes that are left, which should be none."""
         before = self.processes()
         self.up.send_signal(sign)
-        self.up.wait(STOP_S)
+        self.up.wait(DOWN_S)
         assert self.up.stdout is not None
         self.up.stdout.close()
         return [process for process in before if runs(process)]

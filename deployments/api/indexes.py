@@ -18,6 +18,7 @@ from deployments.api.errors import parse
 from deployments.api.forms import fields, file_of, form_of
 from deployments.api.live import json_response, live_run, origin, recorder_of
 from flows.ask import Asked, AskRequest, ask
+from flows.embed import EmbedRequest, embed
 from flows.ingest import IngestRequest, ingest
 from flows.live import run_live
 from flows.retrieve import Query, RetrieveRequest, retrieve
@@ -102,16 +103,20 @@ class Deleted(BaseModel):
 
 
 def _as_caller(request: Request) -> LiveRun:
-    """A run on behalf of the request's key that nobody records: it uses no model."""
+    """On behalf of the request's key, but not recorded: for what uses no model."""
     return live_run(request, "indexes")
 
 
 @router.post("", summary="Make an index", openapi_extra=takes_json(NewIndex))
 async def create_index(request: Request) -> IndexObject:
+    """The model is asked for a first vector, to see how many dimensions it has."""
     asked = parse(NewIndex, await read_body(request))
+    model = await vectors.embedding_model(asked.model)
+    wanted = EmbedRequest(model=model.name, input=["dimensions"])
     async with ClientPresent(request.receive):
+        made = await run_live(embed, live_run(request, embed.name), recorder_of(request), wanted)
         with entered(_as_caller(request)):
-            return IndexObject.of(await vectors.create_index(asked.name, asked.model))
+            return IndexObject.of(await vectors.create_index(asked.name, model, made.dimensions))
 
 
 @router.get("", summary="Your indexes")

@@ -6,7 +6,6 @@ Two processes, because flow runs stall an event loop by up to 150 ms and token s
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
 import signal
@@ -17,10 +16,11 @@ import grpc.aio
 from blocks.catalogue import load_catalogue
 from blocks.errors import ConfigurationError
 from blocks.settings import Settings
+from deployments.listen import SERVER_OPTIONS, bind
 from deployments.node.ledger import Ledger, default_memory, gib
 from deployments.node.runners import Runners
 from deployments.node.service import Node
-from deployments.node.wire import SERVER_OPTIONS, Beats, Guarded
+from deployments.node.wire import Beats, Guarded
 from deployments.pools import check_pool
 from tasks.protocol.auth import Gate
 
@@ -65,7 +65,9 @@ async def serve_node(
     ledger = Ledger(_memory(pool, memory))
     catalogue = load_catalogue(settings.home)
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    bound = _bind(server, settings.host, settings.node_port if port is None else port)
+    wanted = settings.node_port if port is None else port
+    target = f"{settings.host}:{wanted}"
+    bound = bind(server, target, "SMI_HOST", "SMI_NODE_PORT or --port (0: any free one)")
     name = advertise or f"{settings.host}:{bound}"
     beats = Beats()
     folder = settings.home / "run"
@@ -111,28 +113,6 @@ def _memory(pool: str, memory: int | None) -> int:
     if pool == CPU_POOL:
         return default_memory()
     raise ConfigurationError(f"say how much memory models may use in pool {pool!r}: `--memory 22GiB`")
-
-
-def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
-    if not _is_loopback(host):
-        raise ConfigurationError(
-            f"a node does not listen at {host!r}: prompts would cross the network unencrypted, and there are "
-            "no certificates yet; set SMI_HOST=127.0.0.1 and reach other machines through a tunnel"
-        )
-    try:
-        return server.add_insecure_port(f"{host}:{port}")
-    except RuntimeError as error:
-        raise ConfigurationError(
-            f"cannot listen at {host}:{port}, which something else may use; "
-            "set SMI_NODE_PORT or --port (0: any free one)"
-        ) from error
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _stop_signals() -> asyncio.Event:

@@ -23,12 +23,12 @@ import uvloop
 
 from blocks.catalogue import Model
 from blocks.errors import DeadlineExceeded, NotAdmitted, NotFound, SmiError
+from deployments.listen import SERVER_OPTIONS
 from deployments.node.adapters.base import Adapter
 from deployments.node.admission import Admission
 from deployments.node.drivers.base import Driver
 from deployments.node.plugins import adapter_class, driver_class
 from deployments.node.wire import (
-    SERVER_OPTIONS,
     Beats,
     Context,
     Guarded,

@@ -1,4 +1,4 @@
-"""What the gRPC servers of nodes and runners share: options, the gate, errors, the pace of `Watch`."""
+"""What the gRPC servers of nodes and runners share: the gate, errors, the pace of `Watch`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,6 @@ from blocks.errors import InvalidRequest, SmiError
 from tasks.protocol.auth import METADATA, Gate
 from tasks.protocol.inference_pb2 import Error, Event, Header, Request
 
-SERVER_OPTIONS = [
-    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
-    ("grpc.max_send_message_length", 64 * 1024 * 1024),
-    ("grpc.so_reuseport", 0),  # a port in use is an error, not a shared port
-    ("grpc.keepalive_time_ms", 10_000),  # a client that vanished is noticed
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # clients ping every 10 s during long silence
-    ("grpc.http2.max_ping_strikes", 0),
-]
 GAP_S = 0.05
 PULSE_S = 1.0
 

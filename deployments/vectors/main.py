@@ -10,15 +10,20 @@ import asyncio
 import logging
 import os
 import signal
-import threading
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from blocks.errors import ConfigurationError
 from blocks.settings import Settings
+from deployments.vectors.service import server_of
+
+if TYPE_CHECKING:
+    from deployments.vectors.store import Store
 
 LITE = "unix:milvus.sock"  # below the folder that this process works in: a path of any length will do
 GRACE_S = 2
+CHATTY = ("pymilvus", "milvus_lite", "faiss", "grpc._server")  # they print requests; we tell our callers
 
 log = logging.getLogger("smi.vectors")
 
@@ -27,28 +32,26 @@ async def serve_vectors(settings: Settings) -> None:
     """Serve the indexes until SIGTERM or SIGINT.
 
     Raises:
-        ConfigurationError: a package or setting is missing, or another process owns the folder.
+        ConfigurationError: a package or setting is missing, another process owns the folder, or
+            `vectors_url` is no address to listen at.
     """
     stopping = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stopping.set)
     with ExitStack() as stack:
-        await asyncio.to_thread(_start, settings, stack)
+        store = await asyncio.to_thread(_open, settings, stack)
+        server = server_of(store, settings.require("join_token"), settings.vectors)
+        await server.start()
         log.info("vectors at %s", settings.vectors)
         await stopping.wait()
+        await server.stop(GRACE_S)
 
 
-def _start(settings: Settings, stack: ExitStack) -> None:
-    """Start all; `stack` stops it."""
-    for chatty in (
-        "pymilvus",
-        "milvus_lite",
-        "faiss",
-        "grpc._server",
-    ):  # they print requests; we tell our callers
-        logging.getLogger(chatty).setLevel(logging.CRITICAL)
+def _open(settings: Settings, stack: ExitStack) -> Store:
+    """The indexes; `stack` closes them."""
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        from deployments.vectors.service import server_of
         from deployments.vectors.store import Store
     except ImportError as error:
         raise ConfigurationError(
@@ -64,9 +67,7 @@ def _start(settings: Settings, stack: ExitStack) -> None:
     stack.callback(store.close)
     if settings.milvus_url is None:
         store.connected()  # now, rather than at the first request
-    server = server_of(store, settings.require("join_token"), settings.vectors)
-    server.start()
-    stack.callback(lambda: _wait(server.stop(GRACE_S)))
+    return store
 
 
 def _start_lite(folder: Path, stack: ExitStack) -> str:
@@ -85,14 +86,10 @@ def _start_lite(folder: Path, stack: ExitStack) -> str:
     server = _build_server(data, 8)
     server.add_insecure_port(LITE)
     server.start()
-    stack.callback(lambda: _wait(server.stop(GRACE_S)))
+    stack.callback(lambda: server.stop(GRACE_S).wait(GRACE_S + 1))
     return LITE
 
 
 def _private(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
-
-
-def _wait(stopped: threading.Event) -> None:
-    stopped.wait(GRACE_S + 1)

@@ -1,23 +1,30 @@
-"""The vectors service over gRPC. Every call proves that it knows the join token."""
+"""The vectors service over gRPC. Every call proves that it knows the join token.
+
+Writes take turns in a thread of their own, so that however many wait, searches do not.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
+import grpc.aio
 from pydantic import BaseModel, ValidationError
 
 from blocks.errors import SmiError
 from blocks.validation import told
 from blocks.vectors import AUDIENCE, METHOD, Create, Fault, OfIndex, Owned, Put, Remove, Search
-from deployments.vectors.store import Store
+from deployments.listen import SERVER_OPTIONS, bind
 from tasks.protocol.auth import METADATA, Gate
-from tasks.protocol.client import CHANNEL_OPTIONS
 
-THREADS = 8
+if TYPE_CHECKING:
+    from deployments.vectors.store import Store
+
+READERS = 8  # threads
 
 log = logging.getLogger("smi.vectors")
 Operation = Callable[[Any], BaseModel]
@@ -28,28 +35,32 @@ class _Handler(grpc.GenericRpcHandler):
 
     def __init__(self, store: Store, token: str) -> None:
         self._gate = Gate(token, AUDIENCE)
-        self._operations: dict[str, tuple[type[BaseModel], Operation]] = {
-            "create": (Create, store.create),
-            "list": (Owned, store.indexes),
-            "get": (OfIndex, store.get),
-            "drop": (OfIndex, store.drop),
-            "put": (Put, store.put),
-            "files": (OfIndex, store.files),
-            "remove": (Remove, store.remove),
-            "search": (Search, store.search),
+        readers, writer = ThreadPoolExecutor(READERS, "vectors-read"), ThreadPoolExecutor(1, "vectors-write")
+        self._operations: dict[str, tuple[type[BaseModel], Operation, ThreadPoolExecutor]] = {
+            "create": (Create, store.create, writer),
+            "list": (Owned, store.indexes, readers),
+            "get": (OfIndex, store.get, readers),
+            "drop": (OfIndex, store.drop, writer),
+            "put": (Put, store.put, writer),
+            "files": (OfIndex, store.files, readers),
+            "remove": (Remove, store.remove, writer),
+            "search": (Search, store.search, readers),
         }
 
     def service(self, call: Any) -> Any:
         name = call.method.removeprefix(METHOD)
         if name not in self._operations:
             return None
-        shape, operation = self._operations[name]
+        shape, operation, threads = self._operations[name]
 
-        def answer(body: bytes, context: grpc.ServicerContext) -> bytes:
+        async def answer(body: bytes, context: Any) -> bytes:
             proof = dict(context.invocation_metadata()).get(METADATA, "")
             if not self._gate.admits(str(proof)):
-                context.abort(grpc.StatusCode.UNAUTHENTICATED, "a call must prove that it knows the token")
-            return _answer(name, shape, operation, body)
+                await context.abort(
+                    grpc.StatusCode.UNAUTHENTICATED, "a call must prove that it knows the token"
+                )
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(threads, _answer, name, shape, operation, body)
 
         return grpc.unary_unary_rpc_method_handler(answer)
 
@@ -78,12 +89,12 @@ def _fault(error: SmiError) -> Fault:
     )
 
 
-def server_of(store: Store, token: str, target: str) -> grpc.Server:
-    """A server at `target` (`unix:PATH` or `host:port`), not started yet."""
-    server = grpc.server(
-        ThreadPoolExecutor(THREADS, "vectors"),
-        handlers=[_Handler(store, token)],
-        options=[option for option in CHANNEL_OPTIONS if "message_length" in option[0]],
-    )
-    server.add_insecure_port(target)
+def server_of(store: Store, token: str, target: str) -> grpc.aio.Server:
+    """A server at `target`, `unix:PATH` or `host:port` on loopback, not started yet.
+
+    Raises:
+        ConfigurationError: it cannot listen there.
+    """
+    server = grpc.aio.server(handlers=[_Handler(store, token)], options=SERVER_OPTIONS)
+    bind(server, target, "SMI_VECTORS_URL", "SMI_VECTORS_URL")
     return server

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import threading
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +30,7 @@ from blocks.vectors import (
     Indexes,
     Nothing,
     OfIndex,
+    OfSame,
     Owned,
     Put,
     Remove,
@@ -46,7 +46,8 @@ FIELDS = ["document", "number", "page", "start", "stop", "heading", "text"]
 
 
 class Store:
-    """All indexes. Methods may be called from any thread; writes to one index take turns.
+    """All indexes. Reads (`indexes`, `get`, `files`, `search`) may be called from any thread; all else takes
+    turns, in one.
 
     Args:
         uri: of a Milvus server, or `unix:PATH` of Milvus Lite in this process.
@@ -56,14 +57,13 @@ class Store:
     def __init__(self, uri: str, token: str = "", *, lite: bool) -> None:
         self._uri, self._token, self._lite = uri, token, lite
         self._kind = "FLAT" if lite else "AUTOINDEX"
-        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._loaded: set[str] = set()
         self._connecting = threading.Lock()
         self._client: MilvusClient | None = None
 
     def create(self, asked: Create) -> Index:
         collection = _collection(asked.owner, asked.index.name)
-        with self._writing(collection) as milvus:
+        with self._told() as milvus:
             if self._find(milvus, collection) is not None:
                 raise Conflict(f"index {asked.index.name!r} exists already", param="name")
             milvus.drop_collection(collection)  # what a deletion that broke off has left
@@ -86,7 +86,7 @@ class Store:
 
     def drop(self, asked: OfIndex) -> Nothing:
         collection = _collection(asked.owner, asked.name)
-        with self._writing(collection) as milvus:
+        with self._told() as milvus:
             self._there(milvus, asked)
             milvus.delete(CATALOGUE, ids=[collection])
             self._flush(milvus, CATALOGUE)
@@ -96,7 +96,7 @@ class Store:
 
     def put(self, asked: Put) -> Nothing:
         collection = _collection(asked.owner, asked.name)
-        with self._writing(collection) as milvus:
+        with self._told() as milvus:
             index, _ = self._there(milvus, asked)
             vectors = _floats(asked.vectors, index.dimensions)
             if len(vectors) != len(asked.chunks):
@@ -119,7 +119,7 @@ class Store:
 
     def remove(self, asked: Remove) -> Nothing:
         collection = _collection(asked.owner, asked.name)
-        with self._writing(collection) as milvus:
+        with self._told() as milvus:
             self._there(milvus, asked)
             first = milvus.query(collection, ids=[_key(asked.document, 0)], output_fields=["document"])
             milvus.delete(collection, filter=f'document == "{asked.document}"')
@@ -156,6 +156,11 @@ class Store:
             rows = self._all(milvus, CATALOGUE, f"owner == {asked.owner}", ["info"])
             there = ", ".join(sorted(row["info"]["name"] for row in rows)) or "none"
             raise NotFound(f"index {asked.name!r} does not exist; there are: {there}", param="index")
+        if isinstance(asked, OfSame) and asked.created != index.created:
+            raise Conflict(
+                f"index {asked.name!r} was deleted meanwhile, and another made of that name; do it again",
+                param="index",
+            )
         if collection not in self._loaded:
             milvus.load_collection(collection)
             self._loaded.add(collection)
@@ -201,11 +206,6 @@ class Store:
         finally:
             pages.close()
         return rows
-
-    @contextmanager
-    def _writing(self, collection: str) -> Iterator[MilvusClient]:
-        with self._locks[collection], self._told() as milvus:
-            yield milvus
 
     @contextmanager
     def _told(self) -> Iterator[MilvusClient]:

@@ -51,6 +51,23 @@ async def test_unary_answer(client: openai.AsyncOpenAI) -> None:
     assert raw.headers["x-smi-model"] == "echo"
 
 
+async def test_an_answer_from_outside_says_so(http: httpx.AsyncClient, prefect: httpx.AsyncClient) -> None:
+    name = f"outside-{time.time_ns()}"
+    request = ask(model="echo-outside")
+    answer = await http.post("/v1/chat/completions", json=request, headers={"x-request-id": name})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-smi-tier"] == "cloud"
+    assert answer.json()["smi"]["tier"] == "cloud"
+    asked = {"flow_runs": {"tags": {"all_": [name]}}}
+    async with asyncio.timeout(40):
+        while not (runs := (await prefect.post("/flow_runs/filter", json=asked)).json()) or (
+            runs[0]["state_type"] != "COMPLETED"
+        ):
+            await asyncio.sleep(0.1)
+    assert "tier:cloud" in runs[0]["tags"]
+    assert runs[0]["labels"]["tier"] == "cloud"
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 async def test_max_tokens_is_passed_on(http: httpx.AsyncClient, name: str) -> None:
     answer = (await http.post("/v1/chat/completions", json=ask(**{name: 2}))).json()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from deployments.up.processes import State
 from flows.ask import ABSTENTION, MIN_SCORE
 
 DOCUMENTS = Path(__file__).parent.parent / "data" / "documents"
+UNKNOWN = "Who won the football world cup in 1998?"  # of which the pages say nothing
 QUESTIONS = json.loads((DOCUMENTS / "questions.json").read_text())
 
 
@@ -89,7 +91,7 @@ async def test_an_answer_cites_the_right_page_or_abstains(http: httpx.AsyncClien
     assert "Margaret Hale" in first["quote"]
     assert {cited["name"] for cited in answer["citations"]} == {"lighthouse.md"}
     assert answer["smi"]["model"] == "smollm2-135m"
-    asked = {"question": "Who won the football world cup in 1998?", "model": "echo"}
+    asked = {"question": UNKNOWN, "model": "echo"}
     answer = (await http.post(f"{library}/ask", json=asked)).json()
     assert (answer["abstained"], answer["text"], answer["citations"]) == (True, ABSTENTION, [])
     assert answer["smi"]["model"] != "echo"  # no chat model was asked
@@ -170,6 +172,7 @@ REFUSED = [
     ("POST", "/library/search", {"query": "wave " * 1600}, 400, "ask in fewer words"),
     ("POST", "/library/ask", {"question": "x", "min_score": 2}, 400, "'min_score' is wrong"),
     ("POST", "/library/ask", {"question": "tides", "model": "pypdf"}, 404, "is for reading, not chat"),
+    ("POST", "/library/ask", {"question": UNKNOWN, "model": "gpt-9"}, 404, "model 'gpt-9' does not exist"),
     ("POST", "/nothing/search", {"query": "x"}, 404, "index 'nothing' does not exist; there are: "),
     ("DELETE", "/library/files/doc_1", None, 400, "'file' is wrong: must be 'doc_' and 24"),
     ("GET", "/.hidden", None, 400, "'name' is wrong"),
@@ -201,6 +204,23 @@ async def test_files_that_cannot_be_read_are_refused(
     assert answer.status_code == status, answer.text
     assert said in answer.json()["error"]["message"]
     assert len(await filenames(http, library)) == 10
+
+
+async def test_what_a_new_index_asks_of_its_model_is_recorded(
+    http: httpx.AsyncClient, prefect: httpx.AsyncClient
+) -> None:
+    name = f"index-{time.time_ns()}"
+    answer = await http.post("/v1/indexes", json={"name": name}, headers={"x-request-id": name})
+    assert answer.status_code == 200, answer.text
+    asked = {"flow_runs": {"tags": {"all_": [name]}}}
+    async with asyncio.timeout(40):
+        while not (runs := (await prefect.post("/flow_runs/filter", json=asked)).json()) or (
+            runs[0]["state_type"] != "COMPLETED"
+        ):
+            await asyncio.sleep(0.1)
+    assert {"live", "model:all-minilm-l6-v2"} <= set(runs[0]["tags"])
+    assert runs[0]["name"].startswith("embed ")
+    await http.delete(f"/v1/indexes/{name}")
 
 
 async def test_as_jobs(http: httpx.AsyncClient) -> None:

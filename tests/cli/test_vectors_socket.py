@@ -41,6 +41,6 @@ def test_the_path_of_a_socket_is_short_and_its_folder_private(
 
 
 def test_a_url_of_ones_own_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SMI_VECTORS_URL", "10.0.0.1:9000")
-    assert settled(folder / "own") == "10.0.0.1:9000"
-    assert json.loads((folder / "own" / "settings.json").read_text())["vectors_url"] == "10.0.0.1:9000"
+    monkeypatch.setenv("SMI_VECTORS_URL", "127.0.0.1:9000")
+    assert settled(folder / "own") == "127.0.0.1:9000"
+    assert json.loads((folder / "own" / "settings.json").read_text())["vectors_url"] == "127.0.0.1:9000"

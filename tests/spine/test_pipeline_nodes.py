@@ -43,6 +43,7 @@ def second_node(smi: Any, folder: Path) -> Iterator[Second]:
         "SMI_PREFECT_AUTH": settings.require("prefect_auth"),
         "SMI_JOIN_TOKEN": settings.require("join_token"),
         "SMI_DATABASE_URL": settings.require("database_url"),
+        "SMI_VECTORS_URL": settings.vectors,
     }
     log = home / "log"
     with log.open("wb") as file:

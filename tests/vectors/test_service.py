@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
 import pytest
 from pydantic import BaseModel
 
+from blocks.errors import ConfigurationError
 from blocks.vectors import (
     AUDIENCE,
     METHOD,
@@ -28,12 +32,14 @@ from blocks.vectors import (
     Files,
     Hits,
     Index,
+    Nothing,
     OfIndex,
     Owned,
     Put,
     Search,
 )
 from deployments.up.processes import free_port
+from deployments.vectors.service import server_of
 from tasks.protocol.auth import METADATA, call_proof
 
 TOKEN = "join-token-of-the-tests"
@@ -80,12 +86,13 @@ async def filled(service: Service) -> Service:
     return await fill(service)
 
 
-async def fill(service: Service) -> Service:
+async def fill(service: Service, owner: int = 1) -> Service:
     """Give it an index that holds one document."""
-    await service.call("drop", OfIndex(owner=1, name="x"))
+    await service.call("drop", OfIndex(owner=owner, name="x"))
     index = Index(name="x", model="m", source="s", dimensions=4, created=1)
-    assert (await service.call("create", Create(owner=1, index=index)))[:1] == b"+"
-    assert (await service.call("put", put(DOCUMENTS[0], 3)))[:1] == b"+"
+    assert (await service.call("create", Create(owner=owner, index=index)))[:1] == b"+"
+    document = put(DOCUMENTS[0], 3).model_copy(update={"owner": owner})
+    assert (await service.call("put", document))[:1] == b"+"
     return service
 
 
@@ -110,6 +117,7 @@ def put(document: str, chunks: int, whole: bool = True) -> Put:
     return Put(
         owner=1,
         name="x",
+        created=1,
         document=document,
         chunks=[Chunk(number=n, page=1, start=0, end=2, heading="h", text=f"é{n}") for n in numbers],
         vectors=vectors(*numbers),
@@ -117,8 +125,12 @@ def put(document: str, chunks: int, whole: bool = True) -> Put:
     )
 
 
+def search_for(one: int, created: float = 1) -> Search:
+    return Search(owner=1, name="x", created=created, vector=vectors(one), top_k=10)
+
+
 async def found(service: Service, one: int) -> list[tuple[str, int]]:
-    answer = await service.call("search", Search(owner=1, name="x", vector=vectors(one), top_k=10))
+    answer = await service.call("search", search_for(one))
     assert answer[:1] == b"+", answer
     return [(hit.document, hit.chunk) for hit in Hits.model_validate_json(answer[1:]).data]
 
@@ -153,11 +165,106 @@ async def test_only_who_knows_the_token_is_answered_and_nobody_sees_anothers(fil
 
 
 async def test_what_does_not_fit_is_told(filled: Service) -> None:
-    short = Search(owner=1, name="x", vector=vectors(1)[:8], top_k=1)
+    short = search_for(1).model_copy(update={"vector": vectors(1)[:8]})
     assert "4 dimensions" in fault(await filled.call("search", short)).message
     twice = Create(owner=1, index=Index(name="x", model="m", source="s", dimensions=4, created=1))
     assert fault(await filled.call("create", twice)).code == "conflict"
     assert fault(await filled.call("get", Owned(owner=1))).code == "invalid_value"
+
+
+async def test_what_was_meant_for_a_deleted_index_does_not_go_into_its_successor(filled: Service) -> None:
+    await filled.call("drop", OfIndex(owner=1, name="x"))
+    assert fault(await filled.call("put", put(DOCUMENTS[1], 1))).code == "not_found"
+    another = Index(name="x", model="of the same dimensions", source="s", dimensions=4, created=1.5)
+    assert (await filled.call("create", Create(owner=1, index=another)))[:1] == b"+"
+    for operation, late in (("put", put(DOCUMENTS[1], 1)), ("search", search_for(1))):
+        told = fault(await filled.call(operation, late))
+        assert (told.code, told.param) == ("conflict", "index")
+        assert "index 'x' was deleted meanwhile, and another made of that name" in told.message
+    answer = await filled.call("search", search_for(1, created=1.5))
+    assert Hits.model_validate_json(answer[1:]).data == []
+
+
+class Stuck:
+    """A store that writes until it is told to end."""
+
+    def __init__(self) -> None:
+        self.end, self.writing, self.most = threading.Event(), 0, 0
+
+    def put(self, asked: Put) -> Nothing:
+        self.writing += 1
+        self.most = max(self.most, self.writing)
+        self.end.wait(20)
+        self.writing -= 1
+        return Nothing()
+
+    def search(self, asked: Search) -> Hits:
+        return Hits(data=[])
+
+    create = indexes = get = drop = files = remove = search
+
+
+async def test_however_many_write_others_search(folder: Path) -> None:
+    stuck, target = Stuck(), f"unix:{folder}/stuck.sock"
+    server = server_of(stuck, TOKEN, target)  # type: ignore[arg-type]
+    await server.start()
+    metadata = ((METADATA, call_proof(TOKEN, AUDIENCE)),)
+    async with grpc.aio.insecure_channel(target) as channel:
+
+        def call(operation: str, asked: BaseModel) -> Any:
+            method = channel.unary_unary(METHOD + operation)
+            return method(asked.model_dump_json().encode(), metadata=metadata, timeout=10)
+
+        writes = [call("put", put(DOCUMENTS[0], 1)) for _ in range(20)]
+        async with asyncio.timeout(10):
+            while not stuck.writing:
+                await asyncio.sleep(0.01)
+        assert await call("search", search_for(1)) == b'+{"data":[]}'
+        assert not any(write.done() for write in writes)
+        stuck.end.set()
+        assert set(await asyncio.gather(*writes)) == {b"+{}"}
+    assert stuck.most == 1  # they took turns
+    await server.stop(1)
+
+
+@pytest.mark.parametrize("target", ["0.0.0.0:9", "[::]:9", ":9", "192.0.2.1:9", "vectors.example:9"])
+async def test_documents_never_cross_the_network_unencrypted(target: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{re.escape(repr(target))}.*unencrypted"):
+        server_of(Stuck(), TOKEN, target)  # type: ignore[arg-type]
+
+
+ELSEWHERE = """
+import asyncio
+from tasks.vectors import get_index, list_files
+print(asyncio.run(get_index("x")).dimensions, [file.name for file in asyncio.run(list_files("x"))])
+"""
+
+
+async def test_a_process_with_a_home_of_its_own_reaches_it_at_a_port(folder: Path) -> None:
+    """As one on another machine does through a tunnel."""
+    home, elsewhere = (Path(tempfile.mkdtemp(prefix="t-", dir=folder)) for _ in range(2))
+    address = f"127.0.0.1:{free_port('127.0.0.1')}"
+    service = Service(home, SMI_VECTORS_URL=address)
+    service.target = address
+    try:
+        await fill(service, owner=0)  # whom a run without a key works for
+        joined = {
+            "SMI_HOME": str(elsewhere),
+            "SMI_JOIN_TOKEN": TOKEN,
+            "SMI_VECTORS_URL": address,
+            "SMI_PREFECT_URL": "http://127.0.0.1:1/api",
+            "SMI_PREFECT_AUTH": "a:b",
+        }
+        command = [sys.executable, "-c", ELSEWHERE]
+        process = await asyncio.create_subprocess_exec(
+            *command, env={**os.environ, **joined}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        said, complaint = await process.communicate()
+        assert said == b"4 ['n.md']\n", complaint
+        second = Service(elsewhere, SMI_VECTORS_URL=address)
+        assert await asyncio.to_thread(second.process.wait, 60) == 1  # the port is taken, not shared
+    finally:
+        service.kill()
 
 
 def test_a_second_process_on_the_folder_is_told(service: Service) -> None:
@@ -181,7 +288,7 @@ def start_milvus(folder: Path, port: int) -> subprocess.Popen[bytes]:
 async def until_found(service: Service) -> list[tuple[str, int]]:
     async with asyncio.timeout(60):
         while True:
-            answer = await service.call("search", Search(owner=1, name="x", vector=vectors(1), top_k=1))
+            answer = await service.call("search", search_for(1))
             if answer[:1] == b"+":
                 return await found(service, 1)
             assert fault(answer).code == "unavailable"
