@@ -20,6 +20,7 @@ from deployments.client import ApiClient
 from deployments.demo import checks
 from deployments.demo.prefect import recorded
 from deployments.demo.say import say
+from deployments.up.installation import DOWN_S
 
 DATA = Path(__file__).parents[2] / "tests" / "data"
 PIPELINE = Path(__file__).parents[2] / "tests" / "examples" / "spoken-question.yaml"
@@ -30,7 +31,6 @@ CITED = "printing.md"  # the document that answers the question
 UNANSWERABLE = "Who won the football match yesterday?"
 INDEX = "handbook"
 PIPELINE_S = 200
-STOP_S = 45
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def installation(home: Path, keep: bool) -> Iterator[dict[str, Any]]:
     finally:
         if not (keep and done):
             up.send_signal(signal.SIGTERM)
-            up.wait(STOP_S)
+            up.wait(DOWN_S)
 
 
 def index_documents(client: ApiClient) -> None:
