@@ -20,13 +20,13 @@ import httpx
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from blocks.errors import ModelNotFound, RunLost, StorageNotShared, Unavailable
+from blocks.errors import ModelNotFound, NotFound, RunLost, StorageNotShared, Unavailable
 from blocks.settings import Settings
 from blocks.storage import Storage
 from deployments.database import create_tables, engine_for, unfit
 from deployments.jobs.runs import NotStarted, Run, Runs
 from deployments.jobs.store import CHANNEL, Job, Jobs, Kind
-from deployments.jobs.stored import NOT_SHARED, Failure, Stored
+from deployments.jobs.stored import NOT_SHARED, Failure, Stored, StoredRequest
 from deployments.pools import RUNS_PER_NODE
 from tasks.dispatch import Need, choose
 from tasks.fleet import Fleet, close_fleet, current_fleet
@@ -37,6 +37,7 @@ IDLE_S = 1.0  # and while none does; a new job rings the bell
 LOOK_S = 2.0  # between looks at workers that may have died
 DEAD_S = 15.0  # a worker that has not been heard for so long is dead; it says something every 5 s
 CANDIDATES = 64
+PIPELINE = "pipeline"  # the flow whose runs are called by their pipelines' names
 
 log = logging.getLogger("smi.jobs")
 
@@ -110,9 +111,19 @@ class Processor:
         begun = await self._schedule(left)
         return bool(left or begun)
 
+    async def _title(self, job: Job) -> str:
+        """What the run is called: what it does, and for whom."""
+        what = f"{job.flow} {job.model}"
+        if job.flow == PIPELINE:
+            with contextlib.suppress(NotFound, ValueError, LookupError):  # the run says what is wrong with it
+                stored = await asyncio.to_thread(self.storage.read, Stored.of(job.id).reference)
+                asked = StoredRequest.model_validate_json(stored)
+                what = f"{job.flow} {asked.request['pipeline']['name']}"
+        return f"{what} for {await self.jobs.owner(job)} ({job.request_id})"
+
     async def _start(self, job: Job) -> None:
         try:
-            run_id = await self.runs.start(job, await self.jobs.owner(job))
+            run_id = await self.runs.start(job, await self._title(job))
         except NotStarted as error:
             log.error("%s: cannot be started, and waits: %s", job.id, error)
             await self.jobs.put_back(job)

@@ -61,10 +61,10 @@ class Runs:
             self._deployments[flow] = (deployment["id"], deployment["flow_id"])
         return True
 
-    async def start(self, job: Job, owner: str) -> str:
+    async def start(self, job: Job, title: str) -> str:
         """Create the flow run of the job's attempt, or find the one that was created before; its id.
 
-        Its name says what and whose (`owner` is the key's name); its tags find it.
+        Its name is `title`, which says what and whose; its tags find it.
 
         It names the pool itself: a deployment's own call for runs keeps to that deployment's pool, and
         would check the reference against the flow's parameters.
@@ -78,14 +78,14 @@ class Runs:
         answer = await self._http.post(
             "/flow_runs/",
             json={
-                "name": f"{job.flow} {job.model} for {owner} ({job.request_id})",
+                "name": title,
                 "flow_id": flow_id,
                 "deployment_id": deployment_id,
                 "parameters": {"request": Stored.of(job.id, job.attempt, job.priority).model_dump()},
                 "idempotency_key": _key(job),
                 "work_pool_name": job.pool,
                 "work_queue_name": job.priority,
-                "tags": ["job", job.id, job.request_id],
+                "tags": ["job", job.id, job.request_id, f"model:{job.model}"],
                 "state": {"type": "SCHEDULED"},
             },
         )

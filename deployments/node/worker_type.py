@@ -37,9 +37,11 @@ import flows.registry  # noqa: F401 (imported before the first run needs it)
 from blocks.errors import PermissionDenied
 from blocks.settings import Settings, load_settings
 from blocks.storage import Storage
+from deployments.jobs.stored import Stored
 from deployments.node.worker_flows import Execution, flow_at, hosted
 from tasks.fleet import close_fleet, current_fleet
 from tasks.prefect_api import prefect_http
+from tasks.principal import SYSTEM
 from tasks.step import content_free
 
 HEARTBEAT_S = 5
@@ -197,8 +199,7 @@ class NodeWorker(BaseWorker[NodeJobConfiguration, NodeVariables, NodeResult]):
         execution = self._running[flow_run.id] = Execution()
         state: State[Any] | None = None
         try:
-            held = self.client.update_flow_run(flow_run.id, infrastructure_pid=self.name)
-            flow, _ = await asyncio.gather(self._flow_of(flow_run), held)
+            flow, _ = await asyncio.gather(self._flow_of(flow_run), self._hold(flow_run))
             state = await run_flow_async(
                 hosted(flow, execution, self._storage, self._settings.home / "prefect" / "results"),
                 # For a run of a deployment the engine starts a thread with a connection of its own, to
@@ -217,6 +218,14 @@ class NodeWorker(BaseWorker[NodeJobConfiguration, NodeVariables, NodeResult]):
             if state is None or not state.is_final():
                 await self._settle(flow_run.id, execution.end_state())
             self._running.pop(flow_run.id, None)
+
+    async def _hold(self, flow_run: FlowRun) -> None:
+        """Say in Prefect that this worker has the run; and, of one that has no key, whose it is."""
+        name = None
+        suffix = f" for {SYSTEM.name}"
+        if Stored.found_in(flow_run.parameters.get("request")) is None and not flow_run.name.endswith(suffix):
+            name = flow_run.name + suffix
+        await self.client.update_flow_run(flow_run.id, name=name, infrastructure_pid=self.name)
 
     async def _flow_of(self, flow_run: FlowRun) -> Flow[..., Any]:
         if flow_run.deployment_id is None:

@@ -21,6 +21,7 @@ from tasks.live import Label
 CREATE_LIMIT, STATE_LIMIT = 100, 50  # Prefect's, per call
 PARALLEL = 4
 TAG = "live"
+DEPLOYMENT = "smi-live"  # sorts behind `smi`, which people start
 
 log = logging.getLogger("smi.recorder")
 
@@ -88,7 +89,7 @@ class PrefectRuns:
         if flow not in self._deployments:
             answer = await self._calls.post("/flows/", {"name": flow})
             body = {
-                "name": TAG,
+                "name": DEPLOYMENT,
                 "flow_id": answer["id"],
                 "description": "The record of live requests. They ran in the API; this cannot be started.",
                 "tags": [TAG],

@@ -94,6 +94,7 @@ async def test_a_run_from_the_ui_leaves_its_result_where_its_page_leads(
 ) -> None:
     run = await started(prefect, "speak", {"model": "tts-1", "input": "Hello.", "response_format": "wav"})
     assert run["state_type"] == "COMPLETED", run["state"]
+    assert run["name"].endswith(" for system")
     stored = json.loads(Storage(settings.storage).read(OfNoJob(run["id"]).result))
     assert stored["audio"]["reference"] == f"runs/{run['id']}/files/say/speech.wav"
     found = await shown(prefect, run["id"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from blocks.catalogue import load_catalogue
-from blocks.errors import Busy, NotAdmitted, OutOfMemory, RunnerDied, SmiError
+from blocks.errors import Busy, ModelNotFound, NotAdmitted, OutOfMemory, RunnerDied, SmiError, Unavailable
 from tasks import fleet
 from tasks.dispatch import infer
 from tasks.fleet import Node, Runner
@@ -98,3 +98,12 @@ async def test_an_answer_that_has_begun_is_never_begun_again(
     with pytest.raises(type(error)):
         await ask()
     assert nodes.asked == ["unix:/a.sock"]
+
+
+async def test_a_node_with_an_older_catalogue_is_passed_over(scripted: Callable[..., ScriptedFleet]) -> None:
+    nodes = scripted(socket=[ModelNotFound("no such model")], b=[WORD])
+    assert await ask() == ["word "]
+    assert nodes.asked == ["unix:/a.sock", "b:1"]
+    scripted(socket=[ModelNotFound("no such model")], b=[ModelNotFound("no such model")])
+    with pytest.raises(Unavailable, match=r"no node knows model 'echo' yet.*start a:1 anew"):
+        await ask()
