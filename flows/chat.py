@@ -6,16 +6,15 @@ Context, judge and route come before `generate` once there is more than one tier
 from __future__ import annotations
 
 from prefect import flow
-from pydantic import Field
 
 from tasks.protocol.shapes import ChatParameters
 from tasks.text import Completion, generate
 
 
 class ChatRequest(ChatParameters):
-    """A conversation for a model, by its name or alias in the catalogue."""
+    """A conversation for a model, by its name or alias in the catalogue; empty: the first of its kind."""
 
-    model: str = Field(min_length=1)
+    model: str = ""
 
 
 @flow(name="chat")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from prefect import flow
-from pydantic import Field
 
 from tasks.protocol.shapes import EmbeddingParameters
 from tasks.text import Embeddings
@@ -11,9 +10,9 @@ from tasks.text import embed as embedded
 
 
 class EmbedRequest(EmbeddingParameters):
-    """Texts for a model, by its name or alias in the catalogue."""
+    """Texts for a model, by its name or alias in the catalogue; empty means the first of its kind."""
 
-    model: str = Field(min_length=1)
+    model: str = ""
 
 
 @flow(name="embed")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from prefect import flow
-from pydantic import Field
 
 from tasks.audio import Speech, say
 from tasks.protocol.shapes import SpeechParameters
 
 
 class SpeakRequest(SpeechParameters):
-    """A text for a model, by its name or alias in the catalogue."""
+    """A text for a model, by its name or alias in the catalogue; empty means the first of its kind."""
 
-    model: str = Field(min_length=1)
+    model: str = ""
 
 
 @flow(name="speak")

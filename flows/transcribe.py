@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from prefect import flow
-from pydantic import Field
 
 from blocks.storage import Recording
 from tasks.audio import hear
@@ -11,9 +10,9 @@ from tasks.protocol.shapes import TranscriptionParameters, TranscriptionResult
 
 
 class TranscribeRequest(TranscriptionParameters):
-    """A recording for a model, by its name or alias in the catalogue."""
+    """A recording for a model, by its name or alias in the catalogue; empty means the first of its kind."""
 
-    model: str = Field(min_length=1)
+    model: str = ""
     file: Recording
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
 from typing import BinaryIO, TypeVar, cast
 
-from prefect.runtime import flow_run
-
 from blocks.storage import Media
 from tasks.dispatch import infer
 from tasks.fleet import current_fleet
@@ -44,35 +42,42 @@ async def produce(
 ) -> tuple[M, Done]:
     """Run one request as `infer` does, and keep the bytes that come as a `kind` called `name`.
 
-    In a live run they are in a temporary file, and emitted as they come; otherwise they are stored by
-    reference.
+    In a live run they are emitted as they come to a client that takes them so, and not kept; for another
+    client they are in a temporary file. Otherwise they are stored by reference.
 
     Args:
         completed: may write into the file what was not known while it came; must not change its size.
     """
-    with_client = current() is not None
-    file = cast(BinaryIO, SpooledTemporaryFile(IN_MEMORY))  # noqa: SIM115 (a live run's outlives this call)
-    content_type = ""
+    run = current()
+    file: BinaryIO | None = None
+    if run is None or run.sink is None:
+        file = cast(BinaryIO, SpooledTemporaryFile(IN_MEMORY))  # noqa: SIM115 (a live run's outlives this call)
+    content_type, size = "", 0
 
     async def take(event: Event) -> None:
-        nonlocal content_type
+        nonlocal content_type, size
         if event.WhichOneof("event") != "media":
             return
         content_type = event.media.content_type or content_type
-        file.write(event.media.data)
-        await emit(MediaDelta(event.media.data, content_type))
+        size += len(event.media.data)
+        if file is None:
+            await emit(MediaDelta(event.media.data, content_type))
+        else:
+            file.write(event.media.data)
 
     try:
         done = await infer(task, model, parameters, media=media, on_event=take, priority=priority)
-        size = file.tell()
+        if file is None:
+            return kind(name=name, content_type=content_type, size=size), done
         if completed is not None:
             completed(file)
-        if with_client:
+        if run is not None:
             return kind.upload(file, name, content_type, size), done
         file.seek(0)
         kept = await _keep(file, kind(name=name, content_type=content_type, size=size))
     except BaseException:
-        file.close()
+        if file is not None:
+            file.close()
         raise
     file.close()
     return kept, done
@@ -81,7 +86,7 @@ async def produce(
 async def _keep(file: BinaryIO, media: M) -> M:
     """Store a file that the current step made: `media` with its reference, and its name below the run's."""
     job, step = current_job(), current_step()
-    job = job or JobRun(f"runs/{flow_run.id or 'script'}")
+    job = job or JobRun.of_nobody()
     name = _free(posixpath.join(step.name if step is not None else "", media.name), job.kept)
     job.kept[name] = media  # nobody else may take the name meanwhile
     kept = media.model_copy(update={"name": name, "reference": f"{job.folder}/files/{name}"})

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import importlib.metadata
-import time
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from blocks.errors import Cancelled, InvalidRequest, SmiError
+from blocks.errors import InvalidRequest
 from deployments.api import parameters
 from deployments.api.body import read_body
 from deployments.api.disconnect import ClientPresent
 from deployments.api.docs import takes_json
-from deployments.api.errors import error_body, parse, unexpected
+from deployments.api.errors import parse
 from deployments.api.live import (
     LiveRoute,
+    LiveStream,
+    event,
     json_response,
     live_run,
     named,
     origin,
-    origin_headers,
     recorder_of,
 )
-from deployments.api.metrics import Metrics
 from flows.chat import ChatRequest, chat
-from flows.live import Recorder, run_live
+from flows.live import run_live
 from tasks.live import LiveRun
 from tasks.protocol.shapes import Content, Message
 from tasks.text import Completion, TextDelta
@@ -58,6 +56,7 @@ class ChatCompletionRequest(ChatRequest):
 
     model_config = ConfigDict(extra="allow")
 
+    model: str = Field(min_length=1)
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]  # type: ignore[assignment]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     stream: bool | None = None
@@ -97,10 +96,10 @@ async def create_chat_completion(request: Request) -> Response:
     asked = parse(ChatCompletionRequest, await read_body(request))
     question = asked.checked()
     await named(question.model, "chat")
-    run = live_run(request, chat.name)
     if asked.stream:
         usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
-        return ChatStream(request, run, question, usage)
+        return ChatStream(request, question, usage)
+    run = live_run(request, chat.name)
     async with ClientPresent(request.receive):
         answer = await run_live(chat, run, recorder_of(request), question)
     return json_response(_whole(run, answer), run)
@@ -139,50 +138,24 @@ def _whole(run: LiveRun, answer: Completion) -> dict[str, Any]:
     }
 
 
-class ChatStream(Response):
-    """Runs the flow while it answers: each delta goes to the socket from inside the flow's own task.
+class ChatStream(LiveStream):
+    """An answer in chunks. A stream that ends without `[DONE]` is not whole."""
 
-    The flow waits while the client is slow, and so does the node. Until the first delta an error is an
-    ordinary one; after it, it is an event, and the stream ends without `[DONE]`.
-    """
+    flow = chat
 
-    background = None
+    def __init__(self, request: Request, question: ChatRequest, usage: bool) -> None:
+        super().__init__(request, question)
+        self.usage = usage
 
-    def __init__(self, request: Request, run: LiveRun, question: ChatRequest, usage: bool) -> None:
-        self.run, self.question, self.usage = run, question, usage
-        self.begun: float = request.state.begun
-        self.recorder: Recorder = recorder_of(request)
-        self.metrics: Metrics = request.app.state.metrics
-        self.started = False
-        run.sink = self._delta
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._send = send
-        try:
-            async with ClientPresent(receive):
-                answer = await run_live(chat, self.run, self.recorder, self.question)
-        except Cancelled:
-            raise
-        except Exception as error:
-            if not self.started:
-                raise
-            told = error if isinstance(error, SmiError) else unexpected(error, self.run.request_id)
-            await self._write(b"data: " + error_body(told) + b"\n\n", more=False)
-            return
+    async def delta(self, delta: TextDelta) -> None:
         if not self.started:
-            await self._start()
-        await self._write(self._ending(answer), more=False)
-
-    async def _delta(self, delta: TextDelta) -> None:
-        if not self.started:
-            self.metrics.ttft.observe(time.perf_counter() - self.begun)
-            await self._start(delta.text)
+            await self._open(delta.text)
         else:
-            await self._write(self._before + to_json(delta.text) + self._after)
+            await self.write(self._before + to_json(delta.text) + self._after)
 
-    async def _start(self, text: str = "") -> None:
-        """Status, headers and the first chunk, which alone says the role and where the answer is from."""
-        self.started = True
+    async def _open(self, text: str = "") -> None:
+        """The first chunk, which alone says the role and where the answer is from."""
+        await self.start()
         head = _head(self.run, "chat.completion.chunk")
         no_usage: dict[str, None] = {"usage": None} if self.usage else {}
         self._chunk = {**head, **no_usage}
@@ -191,29 +164,16 @@ class ChatStream(Response):
         opening = {**self._chunk, "choices": [{**choice, "delta": first}], "smi": origin(self.run)}
         self._before = b"data: " + to_json(self._chunk)[:-1] + b',"choices":[{"index":0,"delta":{"content":'
         self._after = b'},"logprobs":null,"finish_reason":null}]}\n\n'
-        headers = {
-            "content-type": "text/event-stream; charset=utf-8",
-            "cache-control": "no-cache",
-            "x-accel-buffering": "no",
-            **origin_headers(self.run),
-        }
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await self._send({"type": "http.response.start", "status": 200, "headers": raw})
-        await self._write(_event(opening))
+        await self.write(event(opening))
 
-    def _ending(self, answer: Completion) -> bytes:
-        choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": answer.finish_reason}
-        ending = _event({**self._chunk, "choices": [choice]})
+    async def ending(self, result: Completion) -> bytes:
+        if not self.started:
+            await self._open()
+        choice = {"index": 0, "delta": {}, "logprobs": None, "finish_reason": result.finish_reason}
+        end = event({**self._chunk, "choices": [choice]})
         if self.usage:
-            ending += _event({**self._chunk, "choices": [], "usage": _usage(answer), "smi": origin(self.run)})
-        return ending + b"data: [DONE]\n\n"
-
-    async def _write(self, data: bytes, more: bool = True) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
-
-
-def _event(content: dict[str, Any]) -> bytes:
-    return b"data: " + to_json(content) + b"\n\n"
+            end += event({**self._chunk, "choices": [], "usage": _usage(result), "smi": origin(self.run)})
+        return end + b"data: [DONE]\n\n"
 
 
 ROUTES = (

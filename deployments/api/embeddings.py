@@ -47,6 +47,7 @@ class EmbeddingsRequest(EmbedRequest):
 
     model_config = ConfigDict(extra="allow")
 
+    model: str = Field(min_length=1)
     input: Annotated[
         list[Annotated[str, Field(min_length=1)]],
         Field(min_length=1, max_length=2048),
@@ -55,15 +56,20 @@ class EmbeddingsRequest(EmbedRequest):
     encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None
 
+    def checked(self) -> EmbedRequest:
+        """The flow's request. Raises `InvalidRequest` for what cannot be honoured."""
+        parameters.refuse_others(self.model_extra, parameters.EMBEDDINGS, type(self).model_fields)
+        return self
+
 
 async def create_embeddings(request: Request) -> Response:
     """Vectors of length 1, as numbers or in base64 (float32, little endian)."""
     asked = parse(EmbeddingsRequest, await read_body(request))
-    parameters.refuse_others(asked.model_extra, parameters.EMBEDDINGS, type(asked).model_fields)
-    await named(asked.model, "embedding")
+    texts = asked.checked()
+    await named(texts.model, "embedding")
     run = live_run(request, embed.name)
     async with ClientPresent(request.receive):
-        made = await run_live(embed, run, recorder_of(request), asked)
+        made = await run_live(embed, run, recorder_of(request), texts)
         vectors = _in_base64(made) if asked.encoding_format == "base64" else await _as_numbers(made)
     data = b",".join(
         b'{"object":"embedding","index":%d,"embedding":%b}' % item for item in enumerate(vectors)

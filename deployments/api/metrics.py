@@ -26,7 +26,11 @@ class Metrics:
             "smi_request_seconds", "Until the last byte", ("route",), buckets=_SECONDS, registry=self.registry
         )
         self.ttft = Histogram(
-            "smi_first_token_seconds", "Until the first token", buckets=_SECONDS, registry=self.registry
+            "smi_first_token_seconds",
+            "Until a streamed answer begins: its first token, or piece of sound",
+            ("route",),
+            buckets=_SECONDS,
+            registry=self.registry,
         )
         self.in_flight = Gauge("smi_requests_in_flight", "Requests being answered", registry=self.registry)
 

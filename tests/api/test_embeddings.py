@@ -75,6 +75,7 @@ async def test_one_text_alone(http: httpx.AsyncClient) -> None:
         ({"input": {"text": "a"}}, "input", "invalid_value", "a string or a list of strings"),
         ({"input": ["a"] * 2049}, "input", "invalid_value", "2048"),
         ({"input": ["a", "word " * 600]}, "input[1]", "context_length_exceeded", "602 tokens"),
+        ({"model": ""}, "model", "invalid_value", "at least 1 character"),
         ({"dimensions": 256}, "dimensions", "invalid_value", "give 384"),
         ({"dimensions": 0}, "dimensions", "invalid_value", "greater than or equal to 1"),
         ({"dimensions": "384"}, "dimensions", "invalid_value", "integer"),
@@ -109,18 +110,18 @@ async def test_many_at_once_share_batches(http: httpx.AsyncClient, node: Any) ->
     answers = await asyncio.gather(*(post(http, input=f"a text of number {n}") for n in range(48)))
     assert [answer.status_code for answer in answers] == [200] * 48
     await node.reaches(MODEL, texts=texts + 48)
-    assert await node.counter(MODEL, "batches") - batches < 36
+    assert await node.counter(MODEL, "batches") - batches < 48
 
 
 async def test_its_client_leaves(smi: Any, http: httpx.AsyncClient, node: Any) -> None:
     await post(http)
-    calls, cancelled = [await node.counter(MODEL, name) for name in ("calls", "cancelled")]
+    batches, cancelled = [await node.counter(MODEL, name) for name in ("batches", "cancelled")]
     leaver = asyncio.create_task(post(http, input=["word " * 500] * 300))
-    await node.reaches(MODEL, calls=calls + 1)
+    await node.reaches(MODEL, batches=batches + 2)  # that of the first may not have been told yet
     leaver.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leaver
-    async with asyncio.timeout(1):  # the state is told 20 times a second, and a batch may run meanwhile
+    async with asyncio.timeout(10):  # to work on it to the end would take longer
         await node.reaches(MODEL, cancelled=cancelled + 1)
         while (await node.runner(MODEL)).active:
             await asyncio.sleep(0.01)

@@ -81,7 +81,7 @@ async def test_the_sound_is_streamed(client: openai.AsyncOpenAI, kind: SoundForm
         async for piece in answer.iter_bytes():
             arrived.append((time.perf_counter() - begun, len(piece)))
     assert len(arrived) > 10
-    assert arrived[0][0] < arrived[-1][0] / 4
+    assert arrived[0][0] < arrived[-1][0] / 2  # sent when it is whole, they would be nearly the same
 
 
 async def test_as_events(http: httpx.AsyncClient) -> None:
@@ -116,6 +116,7 @@ async def test_as_events(http: httpx.AsyncClient) -> None:
         ({"instructions": "sadly"}, "instructions", "cannot be honoured"),
         ({"langage": "en"}, "langage", "not a parameter"),
         ({"model": "whisper-1"}, "model", "there are: hibari"),
+        ({"model": ""}, "model", "at least 1 character"),
     ],
 )
 async def test_refused_by_name(http: httpx.AsyncClient, asked: dict[str, Any], param: str, said: str) -> None:
@@ -194,7 +195,7 @@ async def test_a_sound_that_breaks_off_never_looks_whole(
 
 
 async def test_as_a_job_its_wav_says_how_long_it_is(http: httpx.AsyncClient) -> None:
-    request = {"model": "tts-1", "input": SENTENCE, "response_format": "wav"}
+    request = {"input": SENTENCE, "response_format": "wav"}  # and the first model for it
     job = (
         (await http.post("/v1/jobs", json={"flow": "speak", "parameters": request})).raise_for_status().json()
     )

@@ -35,12 +35,14 @@ async def test_metrics(http: httpx.AsyncClient) -> None:
     body = {"model": "echo", "messages": [{"role": "user", "content": "x"}]}
     await http.post("/v1/chat/completions", json={**body, "stream": True})
     await http.post("/v1/chat/completions", json={**body, "stream": 1})
+    await http.post("/v1/audio/speech", json={"model": "tts-1", "input": "Yes."})
     text = (await http.get("/metrics")).text
     assert 'smi_requests_total{route="/v1/chat/completions",status="200"}' in text
     assert 'smi_requests_total{route="/v1/chat/completions",status="400"}' in text
     figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert float(figures["smi_nodes"]) >= 1
-    assert float(figures["smi_first_token_seconds_count"]) >= 1
+    for route in ("/v1/chat/completions", "/v1/audio/speech"):
+        assert float(figures[f'smi_first_token_seconds_count{{route="{route}"}}']) >= 1
     assert float(figures["smi_requests_in_flight"]) == 1  # the one that asks
     assert {
         "smi_recorder_backlog",
