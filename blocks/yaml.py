@@ -50,7 +50,7 @@ def _check(events: Iterable[Event], what: str) -> None:
         elif isinstance(event, AliasEvent):
             problem = "aliases (*name) are not taken here"
         elif isinstance(event, ScalarEvent) and storable(event.value) != event.value:
-            problem = "half a character (a lone surrogate) or NUL"
+            problem = "an unpaired surrogate or NUL"
         if problem:
             raise InvalidRequest(f"{what}, line {event.start_mark.line + 1}: {problem}", param=what)
 

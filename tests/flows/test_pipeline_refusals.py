@@ -294,7 +294,7 @@ async def test_the_api_refuses_each_before_a_job_is_there(http: httpx.AsyncClien
         ("steps:\n  a: {task: chat}\n  a: {task: chat}", 'line 3: found duplicate key "a"'),
         ("a: &x [1]\nb: *x", "line 2: aliases"),
         ("a: [1", "line 1"),
-        ('a: 1\nb: "\\ud800"', "line 2: half a character"),
+        ('a: 1\nb: "\\ud800"', "line 2: an unpaired surrogate"),
         ("a: !!python/object/apply:os.system [ls]", "constructor"),
         ("[" * 2000 + "]" * 2000, "nested too deeply"),
         ("x" * 300_000, "at most"),
