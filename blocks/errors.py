@@ -15,6 +15,7 @@ class SmiError(Exception):
     Args:
         message: for the user, records and logs; never a prompt, a secret or a stack trace.
         detail: for the user alone: what another system said, which may quote the request.
+        retryable: whether trying again may help; None means as it is with errors of this kind.
         param: the request's parameter at fault, by its path (`messages[0].role`).
         retry_after: seconds after which trying again makes sense.
     """
@@ -23,7 +24,7 @@ class SmiError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     grpc_status: ClassVar[str] = "INTERNAL"
-    retryable: ClassVar[bool] = False
+    retryable: bool = False
 
     def __init__(
         self,
@@ -32,12 +33,15 @@ class SmiError(Exception):
         param: str | None = None,
         retry_after: float | None = None,
         detail: str = "",
+        retryable: bool | None = None,
     ) -> None:
         self.message = storable(message)
         super().__init__(self.message)
         self.param = storable(param) if param is not None else None
         self.retry_after = retry_after
         self.detail = storable(detail)
+        if retryable is not None:
+            self.retryable = retryable
 
     @property
     def whole(self) -> str:
@@ -171,7 +175,7 @@ class LoadFailed(SmiError):
 
 
 class StepsFailed(SmiError):
-    """Steps of a pipeline failed; the others' results are kept."""
+    """Steps of a pipeline failed; the others' results are kept. Retryable if each of theirs is."""
 
     code = "steps_failed"
 
@@ -196,7 +200,14 @@ _BY_CODE = {kind.code: kind for kind in reversed(_tree(SmiError))}
 
 
 def from_code(
-    code: str, message: str, *, param: str | None = None, retry_after: float | None = None, detail: str = ""
+    code: str,
+    message: str,
+    *,
+    param: str | None = None,
+    retry_after: float | None = None,
+    detail: str = "",
+    retryable: bool | None = None,
 ) -> SmiError:
     """The exception that `code` names on the wire; an unknown code is a plain `SmiError`."""
-    return _BY_CODE.get(code, SmiError)(message, param=param, retry_after=retry_after, detail=detail)
+    kind = _BY_CODE.get(code, SmiError)
+    return kind(message, param=param, retry_after=retry_after, detail=detail, retryable=retryable)

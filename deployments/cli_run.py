@@ -24,7 +24,7 @@ def run(
     file: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="A flow's file to send.")
     ] = None,
-    request: Annotated[str, typer.Option(help="A flow's other fields, as a JSON object.")] = "{}",
+    request: Annotated[str | None, typer.Option(help="A flow's other fields, as a JSON object.")] = None,
     given: Annotated[
         list[str] | None, typer.Option("--input", help="A pipeline's input, NAME=VALUE or NAME=FILE.")
     ] = None,
@@ -40,11 +40,13 @@ def run(
     from deployments.client import ApiClient
 
     with told():
+        is_pipeline = flow.endswith(PIPELINES)
+        _refuse_others(flow, {"--file": file, "--request": request} if is_pipeline else {"--input": given})
         client = ApiClient(base_url(home), key_of(key))
-        if flow.endswith(PIPELINES):
+        if is_pipeline:
             job = _hand_in(client, Path(flow), given or [], priority)
         else:
-            job = _submit(client, flow, _fields(request), file, priority)
+            job = _submit(client, flow, _fields(request or "{}"), file, priority)
         job = client.wait(job, note)
         if output is not None:
             for path in client.download(job, output):
@@ -56,6 +58,16 @@ def run(
 def shown(result: Any) -> str:
     """A result for people."""
     return json.dumps(result, indent=2, ensure_ascii=False)
+
+
+def _refuse_others(flow: str, options: dict[str, Any]) -> None:
+    """Refuse options that would say nothing to this flow or pipeline."""
+    from blocks.errors import InvalidRequest
+
+    for option, value in options.items():
+        if value:
+            kind = "flow; use --file and --request" if option == "--input" else "pipeline; use --input"
+            raise InvalidRequest(f"{option} is not taken with {flow}, which is a {kind}")
 
 
 def _submit(client: ApiClient, flow: str, fields: dict[str, Any], file: Path | None, priority: str) -> Any:
@@ -109,7 +121,7 @@ def _pipeline(text: str, path: Path) -> Pipeline:
     try:
         return Pipeline.model_validate(asked)
     except ValidationError as error:
-        raise in_words(error) from None
+        raise in_words(error, model=Pipeline) from None
 
 
 def _inputs(pipeline: Pipeline, given: list[str]) -> tuple[dict[str, str], dict[str, Path]]:
@@ -122,8 +134,10 @@ def _inputs(pipeline: Pipeline, given: list[str]) -> tuple[dict[str, str], dict[
     there = ", ".join(f"{name} ({asked.type})" for name, asked in pipeline.inputs.items()) or "none"
     for pair in given:
         name, equals, value = pair.partition("=")
-        if not equals or name not in pipeline.inputs:
+        if not equals:
             raise InvalidRequest(f"--input {pair!r} is no NAME=VALUE; this pipeline's inputs: {there}")
+        if name not in pipeline.inputs:
+            raise InvalidRequest(f"--input {name!r} is no input of this pipeline; there are: {there}")
         if name in values or name in files:
             raise InvalidRequest(f"--input {name} is given twice")
         if pipeline.inputs[name].type not in FILES:

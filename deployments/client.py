@@ -99,7 +99,7 @@ class ApiClient:
             for step in job.get("steps", []):
                 if steps.get(step["name"]) != step["status"]:
                     steps[step["name"]] = step["status"]
-                    why = f": {step['error']}" if step["error"] else ""
+                    why = f": {step['error']['message']}" if step["error"] else ""
                     told(f"  {step['name']}: {step['status']}{why} ({time.monotonic() - began:.1f} s)")
             if job["status"] != status:
                 status = job["status"]

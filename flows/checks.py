@@ -17,7 +17,7 @@ from blocks.errors import InvalidRequest
 from blocks.storage import Media
 from blocks.validation import in_words, path, said
 from flows.kinds import Kind, NoSuchPart, described, is_scalar, media_in, part_of, sample
-from flows.references import Location, Reference
+from flows.references import Allowance, Location, Reference
 
 INPUTS = "inputs"  # what references call the pipeline's own inputs
 # What a sample may break and the true value keep: that is judged when the step begins.
@@ -44,6 +44,7 @@ class Check:
         at: the path of the step's parameters.
         inputs: values by name; `kinds`: what they are.
         results: the models of the other steps' results.
+        allowance: what the references of all steps may put in together.
     """
 
     def __init__(
@@ -52,13 +53,18 @@ class Check:
         inputs: Mapping[str, Any],
         kinds: Mapping[str, Kind],
         results: Mapping[str, type[BaseModel]],
+        allowance: Allowance,
     ) -> None:
         self._at, self._inputs, self._kinds, self._results = at, inputs, kinds, results
+        self._allowance = allowance
         self._given: dict[Location, tuple[Reference, Kind]] = {}
         self._media: dict[tuple[str | None, str | None], type[Media]] = {}
 
     def give(self, reference: Reference, location: Location) -> Any:
-        """A sample for `reference`. Raises `InvalidRequest` if it leads to nothing."""
+        """A sample for `reference`. Raises `InvalidRequest` if it leads to nothing, or is too much."""
+        return self._allowance.take(self._sample(reference, location), reference, path(location, self._at))
+
+    def _sample(self, reference: Reference, location: Location) -> Any:
         kind = self._kind(reference, location)
         if reference.in_text and not is_scalar(kind):
             raise self._wrong(location, reference, kind, "only texts and numbers can stand inside text")
@@ -95,15 +101,15 @@ class Check:
             findings = [detail for detail in details if not self._left_open(detail)]
             if findings:
                 worst = min(findings, key=lambda detail: detail["type"] != "extra_forbidden")
-                raise self._finding(worst) from None
+                raise self._finding(worst, model) from None
         else:
             refuse_foreign(request, self._media, self._at)
 
     def _origin(self, location: Location) -> tuple[Location, Reference, Kind] | None:
         """The reference that put a value where `location` is."""
-        for at, (reference, kind) in self._given.items():
-            if location[: len(at)] == at:
-                return at, reference, kind
+        for length in range(len(location) + 1):
+            if found := self._given.get(at := location[:length]):
+                return at, *found
         return None
 
     def _left_open(self, detail: ErrorDetails) -> bool:
@@ -113,10 +119,10 @@ class Check:
         rule = detail["type"] in ("literal_error", "value_error") and is_scalar(origin[2])
         return rule or detail["type"] in _RANGE
 
-    def _finding(self, detail: ErrorDetails) -> InvalidRequest:
+    def _finding(self, detail: ErrorDetails, model: type[BaseModel]) -> InvalidRequest:
         origin = self._origin(detail["loc"])
         if origin is None:
-            return in_words(detail, self._at)
+            return in_words(detail, self._at, model)
         at, reference, kind = origin
         inside = detail["loc"] != at
         return self._wrong(at, reference, kind, "it does not fit here" if inside else said(detail))

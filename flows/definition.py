@@ -24,6 +24,8 @@ from tasks.job import Priority
 
 MAX_STEPS = 100
 MAX_INPUTS = 30
+MAX_VALUE = 100_000  # characters of an input
+MAX_REFERENCES = 1000
 FILES: dict[str, type[Media]] = {"recording": Recording, "picture": Picture, "document": Document}
 VALUES: dict[str, type[Any]] = {"string": str, "number": float, "integer": int, "boolean": bool}
 

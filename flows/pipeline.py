@@ -1,34 +1,37 @@
 """Pipeline: several flows as the steps of one job, each as soon as what it needs is there.
 
 Each step's result is kept when it is done, so that another attempt of the job, after its machine was
-lost, does only what is left. A failed step fails those that need it, and no other.
+lost, does only what is left. A failed step fails those that need it, and no other. A step for which nobody
+has room waits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Self
 
-from prefect import Task, flow
+from prefect import Task, flow, get_run_logger
 from prefect.client.schemas.objects import State, TaskRun
-from prefect.runtime import flow_run
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from blocks.catalogue import Catalogue
-from blocks.errors import NotFound, SmiError, StepsFailed
+from blocks.errors import NotFound, OutOfMemory, SmiError, StepsFailed, Unavailable, from_code
 from blocks.storage import Storage
 from flows.definition import Pipeline
 from flows.kinds import media_in
 from flows.plan import Plan, Planned
 from tasks.artifacts import show
 from tasks.fleet import current_fleet
-from tasks.job import JobRun, StepProgress, current_job, current_step, in_job
+from tasks.job import JobRun, StepError, StepProgress, current_job, current_step, in_job, progress
 from tasks.step import step as declared
 
 RETRY_S = [1.0, 4.0]  # before a step's second and third attempt: a node that died is known to be gone
+WAIT_S = 300.0  # how long a step waits for room, whatever its priority
+PAUSES_S = (1.0, 10.0)  # the first pause and the longest, unless whoever has no room names one
 
 
 class PipelineRequest(BaseModel):
@@ -53,21 +56,13 @@ class PipelineRequest(BaseModel):
         return self._plan
 
 
-class StepError(BaseModel):
-    """Why a step has no result, in the API's codes."""
-
-    code: str
-    message: str
-    param: str | None = None
-
-
 class StepResult(BaseModel):
     """How a step ended. `result` is what its flow returned.
 
     Attributes:
         model, node: of the last request that it made.
-        attempts: how often it was begun in the run that finished it.
-        started: seconds since the epoch; `seconds`: how long it took, with all attempts.
+        attempts: how often it was begun in the run that finished it, but for room.
+        started_at, ended_at: seconds since the epoch, over all attempts.
     """
 
     task: str
@@ -75,8 +70,8 @@ class StepResult(BaseModel):
     model: str = ""
     node: str = ""
     attempts: int = 0
-    started: float
-    seconds: float = 0.0
+    started_at: float
+    ended_at: float
     result: Any = None
     error: StepError | None = None
 
@@ -92,7 +87,7 @@ class PipelineResult(BaseModel):
 async def pipeline(request: PipelineRequest) -> PipelineResult:
     fleet = await current_fleet()
     request.plan.models(fleet.catalogue)
-    job = current_job() or JobRun(f"runs/{flow_run.id}", str(flow_run.name))  # in a flow of one's own
+    job = current_job() or JobRun.of_nobody()
     done = await Run(request.plan, job, fleet.storage, fleet.catalogue).all()
     results = {name: done[name] for name in request.pipeline.steps}
     if failed := {name: end for name, end in results.items() if end.status == "failed"}:
@@ -105,7 +100,9 @@ def _failure(failed: Mapping[str, StepResult], skipped: list[str], total: int) -
     codes = ", ".join(f"{name} ({done.error.code})" for name, done in failed.items() if done.error)
     left = f"; skipped, as they need it: {', '.join(skipped)}" if skipped else ""
     reasons = "; ".join(f"{name}: {done.error.message}" for name, done in failed.items() if done.error)
-    return StepsFailed(f"{len(failed)} of {total} steps failed: {codes}{left}", detail=reasons)
+    retryable = all(from_code(done.error.code, "").retryable for done in failed.values() if done.error)
+    told = f"{len(failed)} of {total} steps failed: {codes}{left}"
+    return StepsFailed(told, detail=reasons, retryable=retryable)
 
 
 def step_reference(folder: str, name: str) -> str:
@@ -118,12 +115,14 @@ class Run:
 
     def __init__(self, plan: Plan, job: JobRun, storage: Storage, catalogue: Catalogue) -> None:
         self._plan, self._job, self._storage, self._catalogue = plan, job, storage, catalogue
+        self._group: asyncio.TaskGroup
 
     async def all(self) -> dict[str, StepResult]:
         """How each step ended."""
         under_way: dict[str, asyncio.Task[StepResult]] = {}
         try:
             async with asyncio.TaskGroup() as group:
+                self._group = group
                 for name, step in self._plan.steps.items():
                     needed = {other: under_way[other] for other in step.needs}
                     under_way[name] = group.create_task(self._when_ready(step, needed))
@@ -164,36 +163,41 @@ class Run:
     def _skipped(self, step: Planned, missing: Mapping[str, str]) -> StepResult:
         reasons = ", ".join(f"step {name!r} {_ENDED[status]}" for name, status in missing.items())
         error = StepError(code="step_skipped", message=f"not begun: {reasons}")
-        done = StepResult(task=step.asked.task, status="skipped", started=time.time(), error=error)
+        now = time.time()
+        done = StepResult(task=step.asked.task, status="skipped", started_at=now, ended_at=now, error=error)
         self._note(step, "skipped", done)
         return done
 
     def _note(self, step: Planned, state: Literal["succeeded", "skipped"], done: StepResult) -> None:
         """A step that is not run now, in the job's progress."""
-        progress = StepProgress(step.name, done.started, done.started + done.seconds, state)
-        progress.fraction = 1.0 if state == "succeeded" else 0.0
-        progress.message = done.error.message if done.error else ""
-        progress.model, progress.node = done.model, done.node
-        self._job.steps.append(progress)
+        noted = StepProgress(step.name, done.started_at, done.ended_at, state, error=done.error)
+        noted.fraction = 1.0 if state == "succeeded" else 0.0
+        noted.model, noted.node = done.model, done.node
+        self._job.steps.append(noted)
         self._job.changed(self._job)
 
     async def _performed(self, step: Planned, results: Mapping[str, StepResult]) -> StepResult:
         """Run it as a task of Prefect's, of its own name and priority."""
-        done = StepResult(task=step.asked.task, status="failed", started=time.time())
+        now = time.time()
+        done = StepResult(task=step.asked.task, status="failed", started_at=now, ended_at=now)
 
         async def perform(needed: Mapping[str, StepResult]) -> StepResult:
             done.attempts += 1
-            progress = current_step()
+            noted = current_step()
             try:
                 values = {name: other.result for name, other in needed.items()}
                 request = self._plan.request(step, values, self._catalogue)
-                done.result = await step.entry.flow.fn(request)
+                done.result = await _with_room(partial(step.entry.flow.fn, request))
+            except SmiError as error:
+                error.param = step.located(error.param) if error.param else None
+                raise
             finally:
-                if progress is not None:
-                    done.model, done.node = progress.model, progress.node
-            done.status, done.seconds = "succeeded", time.time() - done.started
+                done.ended_at = time.time()
+                if noted is not None:
+                    done.model, done.node = noted.model, noted.node
+            done.status = "succeeded"
             await self._keep(step, done)
-            await show(self._job, step.name, done.result)
+            self._group.create_task(show(self._job, step.name, done.result))  # others need not wait for it
             return done
 
         task = declared(
@@ -208,15 +212,35 @@ class Run:
             try:
                 return await task(results)
             except SmiError as error:
-                done.status, done.seconds = "failed", time.time() - done.started
-                param = step.located(error.param) if error.param else None
-                done.error = StepError(code=error.code, message=error.whole, param=param)
-                done.result = None
+                done.status, done.ended_at, done.result = "failed", time.time(), None
+                done.error = StepError.of(error)
                 return done
 
 
 _ENDED = {"failed": "failed", "skipped": "was skipped"}
 
 
+async def _with_room(perform: Callable[[], Awaitable[Any]]) -> Any:
+    """What `perform` returns, once somebody has room for it."""
+    give_up, pause = time.monotonic() + WAIT_S, PAUSES_S[0]
+    while True:
+        try:
+            return await perform()
+        except Unavailable as error:
+            left = give_up - time.monotonic()
+            if left <= 0 or not _may_find_room(error):
+                raise
+            get_run_logger().info("waiting: %s: %s", error.code, error.message)
+            progress("waiting")
+            await asyncio.sleep(min(error.retry_after or pause, left))
+            pause = min(2 * pause, PAUSES_S[1])
+        progress("")
+
+
+def _may_find_room(error: SmiError) -> bool:
+    return isinstance(error, Unavailable) and not isinstance(error, OutOfMemory)
+
+
 async def _worth_another(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
-    return isinstance(state.data, SmiError) and state.data.retryable
+    error = state.data
+    return isinstance(error, SmiError) and error.retryable and not _may_find_room(error)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
@@ -17,12 +17,23 @@ from pydantic_core import to_json
 from blocks.catalogue import Catalogue, Model
 from blocks.errors import InvalidRequest, ModelNotFound
 from blocks.storage import Media
-from blocks.validation import path, said, shortened, told
+from blocks.validation import nearest, path, said, shortened, told
+from blocks.yaml import MAX_TEXT
 from flows.checks import INPUTS, Check, refuse_foreign
-from flows.definition import FILES, MAX_INPUTS, MAX_STEPS, VALUES, Input, Pipeline, StepDefinition
+from flows.definition import (
+    FILES,
+    MAX_INPUTS,
+    MAX_REFERENCES,
+    MAX_STEPS,
+    MAX_VALUE,
+    VALUES,
+    Input,
+    Pipeline,
+    StepDefinition,
+)
 from flows.entry import Entry
 from flows.kinds import Kind, media_in
-from flows.references import NAME, Location, Reference, resolved
+from flows.references import NAME, Allowance, Location, Reference, resolved
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +70,9 @@ class Plan:
 
     def __init__(self, pipeline: Pipeline, inputs: Mapping[str, Any], flows: Mapping[str, Entry]) -> None:
         _check_names(pipeline)
+        _check_size(pipeline)
         self.inputs = _inputs(pipeline, inputs)
-        used: set[str] = set()
+        used = Counter[str]()
         planned = {
             name: Planned(name, asked, _entry(name, asked, flows), _needs(name, asked, pipeline, used))
             for name, asked in pipeline.steps.items()
@@ -70,11 +82,12 @@ class Plan:
             name: (FILES | VALUES)[given.type] for name, given in pipeline.inputs.items()
         }
         results = {name: step.entry.result for name, step in self.steps.items()}
+        allowance = Allowance()
         for step in self.steps.values():
-            check = Check(step.at, self.inputs, kinds, results)
+            check = Check(step.at, self.inputs, kinds, results, allowance)
             check.refuse(step.entry.request, self._values(step, check.give, "default"))
         for name in pipeline.inputs:
-            if name not in used:
+            if f"{INPUTS}.{name}" not in used:
                 raise _at(f"{INPUTS}.{name}", "is used by no step; leave it out")
 
     def models(self, catalogue: Catalogue) -> list[Model]:
@@ -104,16 +117,16 @@ class Plan:
             results: what the steps that it needs have returned.
 
         Raises:
-            InvalidRequest: a result does not fit after all, or lacks what is referred to.
+            InvalidRequest: a result does not fit after all, is too much, or lacks what is referred to.
         """
         plain = {name: result.model_dump(mode="json") for name, result in results.items()}
-        give = partial(_value, step, {**plain, INPUTS: _plain(self.inputs)})
+        give = partial(_value, step, {**plain, INPUTS: _plain(self.inputs)}, Allowance())
         default = "" if step.asked.model else catalogue.default(step.entry.task).name
         values = self._values(step, give, default)
         try:
             request = step.entry.request.model_validate_json(to_json(values), strict=True)
         except ValidationError as error:
-            raise told(error, step.at) from None
+            raise told(error, step.at, step.entry.request) from None
         files = [media for _, media in media_in([*self.inputs.values(), *results.values()])]
         refuse_foreign(request, {(media.reference, media.path): type(media) for media in files}, step.at)
         return request
@@ -160,6 +173,12 @@ def _check_names(pipeline: Pipeline) -> None:
                 )
 
 
+def _check_size(pipeline: Pipeline) -> None:
+    size = len(pipeline.model_dump_json(exclude_unset=True))
+    if size > MAX_TEXT:
+        raise _at("pipeline", f"may have at most {MAX_TEXT} characters as JSON, not {size}")
+
+
 def _inputs(pipeline: Pipeline, given: Mapping[str, Any]) -> dict[str, Any]:
     for name in given:
         if name not in pipeline.inputs:
@@ -182,6 +201,8 @@ def _input(name: str, asked: Input, value: Any) -> Any:
         raise _at(at, f"must be a {asked.type}: send the file in a form, in the field {at!r}")
     if isinstance(value, float) and not isfinite(value):
         raise _at(at, f"is wrong: {value} is no number in JSON")
+    if isinstance(value, str) and len(value) > MAX_VALUE:
+        raise _at(at, f"may have at most {MAX_VALUE} characters, not {len(value)}; send a document as a file")
     try:
         return TypeAdapter(file or VALUES[asked.type]).validate_python(value, strict=True)
     except ValidationError as error:
@@ -191,32 +212,37 @@ def _input(name: str, asked: Input, value: Any) -> Any:
 
 def _entry(name: str, asked: StepDefinition, flows: Mapping[str, Entry]) -> Entry:
     if asked.task not in flows:
-        alike = difflib.get_close_matches(asked.task[:64], flows, 1)
-        hint = f"did you mean {alike[0]!r}? " if alike else ""
-        raise _at(
-            f"steps.{name}.task",
-            f"is wrong: there is no task {shortened(asked.task)!r}; {hint}there are: {', '.join(flows)}",
-        )
+        problem = f"is wrong: there is no task {shortened(asked.task)!r}; {_there(asked.task, flows)}"
+        raise _at(f"steps.{name}.task", problem)
     return flows[asked.task]
 
 
-def _needs(name: str, asked: StepDefinition, pipeline: Pipeline, used: set[str]) -> tuple[str, ...]:
-    """The steps that step `name` refers to; the inputs that it refers to are added to `used`."""
+def _there(name: str, names: Collection[str]) -> str:
+    return " ".join(filter(None, (nearest(name, names), f"there are: {', '.join(names) or 'none'}")))
+
+
+def _needs(name: str, asked: StepDefinition, pipeline: Pipeline, used: Counter[str]) -> tuple[str, ...]:
+    """The steps that step `name` refers to; its references to inputs and to steps are added to `used`."""
     needs: dict[str, None] = {}
     at = f"steps.{name}.parameters"
 
     def note(reference: Reference, location: Location) -> str:
+        param = path(location, at)
         if reference.source == INPUTS:
-            used.add(_input_named(reference, path(location, at), pipeline))
+            used[f"{INPUTS}.{_input_named(reference, param, pipeline)}"] += 1
         else:
-            need(reference.source, path(location, at))
+            need(reference.source, param)
+            used[reference.source] += 1
+        if used.total() > MAX_REFERENCES:
+            raise _at(param, f"has one reference too many; a pipeline may have {MAX_REFERENCES}")
         return ""
 
     def need(other: str, param: str) -> None:
         if other == name:
             raise _at(param, f"refers to its own step {name!r}")
         if other not in pipeline.steps:
-            raise _at(param, f"refers to step {other!r}, which is not there")
+            others = [step for step in (*pipeline.steps, INPUTS) if step != name]
+            raise _at(param, f"refers to step {other!r}, which is not there; {_there(other, others)}")
         needs[other] = None
 
     resolved(asked.parameters, note, at)
@@ -231,7 +257,7 @@ def _input_named(reference: Reference, param: str, pipeline: Pipeline) -> str:
     if not isinstance(name, str):
         raise _at(param, f"refers to {reference.text}; name an input, as $inputs.name; there are: {there}")
     if name not in pipeline.inputs:
-        raise _at(param, f"refers to input {name!r}, which is not there; there are: {there}")
+        raise _at(param, f"refers to input {name!r}, which is not there; {_there(name, pipeline.inputs)}")
     return name
 
 
@@ -245,7 +271,13 @@ def _ordered(planned: Mapping[str, Planned]) -> Iterator[str]:
         raise _at(at, f"waits for itself: {' -> '.join(cycle)}") from None
 
 
-def _value(step: Planned, values: Mapping[str, Any], reference: Reference, location: Location) -> Any:
+def _value(
+    step: Planned,
+    values: Mapping[str, Any],
+    allowance: Allowance,
+    reference: Reference,
+    location: Location,
+) -> Any:
     """What `reference` stands for, now that all that the step needs is there."""
     value: Any = values[reference.source]
     for part in reference.path:
@@ -257,4 +289,4 @@ def _value(step: Planned, values: Mapping[str, Any], reference: Reference, locat
             raise _at(path(location, step.at), problem) from None
     if value is None and reference.in_text:
         raise _at(path(location, step.at), f"refers to {reference.text}, which is empty")
-    return value
+    return allowance.take(value, reference, path(location, step.at))

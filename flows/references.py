@@ -23,6 +23,8 @@ _WHOLE = re.compile(rf"\$({NAME})({_PATH})", re.ASCII)
 _DOLLAR = re.compile(rf"\$\$|\$\{{({NAME})({_PATH})\}}|\$", re.ASCII)
 _PART = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 
+MAX_FILLED_IN = 4_000_000
+
 Location = tuple[str | int, ...]
 
 
@@ -39,6 +41,24 @@ class Reference:
     def found(cls, match: re.Match[str], in_text: bool) -> Reference:
         parts = (name or int(index) for name, index in _PART.findall(match[2]))
         return cls(match[0], match[1], tuple(parts), in_text)
+
+
+class Allowance:
+    """How much references may put into a request: each may stand for much, and be written in few letters."""
+
+    def __init__(self) -> None:
+        self._left = MAX_FILLED_IN
+
+    def take(self, value: Any, reference: Reference, param: str) -> Any:
+        """`value`, which `reference` puts into `param`. Raises `InvalidRequest` if it is too much."""
+        self._left -= len(value) if isinstance(value, str) else len(to_json(value))
+        if self._left < 0:
+            raise InvalidRequest(
+                f"{param!r} refers to {reference.text}, with which references stand for more than "
+                f"{MAX_FILLED_IN} characters; refer to less",
+                param=param,
+            )
+        return value
 
 
 Give = Callable[[Reference, Location], Any]

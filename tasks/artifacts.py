@@ -26,7 +26,9 @@ from prefect.artifacts import (
     ProgressArtifact,
     aupdate_progress_artifact,
 )
-from pydantic import BaseModel
+from prefect.exceptions import PrefectException
+from prefect.runtime import flow_run
+from pydantic import BaseModel, ValidationError
 
 from blocks.settings import Settings
 from blocks.storage import Media
@@ -38,6 +40,8 @@ LONG_S = 3.0  # a step that lasts longer shows how far it is
 EVERY_S = 2.0
 PATIENCE_S = 10.0  # Prefect may take so long before we go on without
 LONGEST = 200_000  # characters of a text
+# Prefect does not answer, refuses, or answers what its client does not understand.
+NOT_SHOWN = (httpx.HTTPError, TimeoutError, PrefectException, ValidationError)
 
 log = logging.getLogger("smi.artifacts")
 
@@ -50,7 +54,8 @@ class Readable(Protocol):
 
 
 async def show(run: JobRun, flow: str, result: BaseModel, *, result_path: str = "") -> None:
-    """Put what a flow, or a step of a pipeline, returned on the page of the Prefect run that the code is in.
+    """Put what a flow, or a step of a pipeline, returned on the page of the Prefect run that the code is in,
+    if it is in one.
 
     What was shown before, as the result of a step, is not shown again as a part of the whole.
 
@@ -59,11 +64,12 @@ async def show(run: JobRun, flow: str, result: BaseModel, *, result_path: str = 
         result_path: where the API has the whole result, for a run that has no job to ask for it.
     """
     settings = (await current_fleet()).settings
-    if not settings.artifacts:
+    if not settings.artifacts or flow_run.id is None:
         return
     try:
         async with asyncio.timeout(PATIENCE_S):
-            for artifact in artifacts(settings, run.folder, flow, result, run.shown):
+            folder = run.folder if run.served else None
+            for artifact in artifacts(settings, folder, flow, result, run.shown):
                 await artifact.acreate()
             run.shown.append(result)
             if result_path:
@@ -71,18 +77,24 @@ async def show(run: JobRun, flow: str, result: BaseModel, *, result_path: str = 
                 await LinkArtifact(
                     key=key(flow, "result"), link=whole, link_text="the whole result"
                 ).acreate()
-    except (httpx.HTTPError, TimeoutError) as error:
+    except NOT_SHOWN as error:
         log.warning("what %s made is not shown in Prefect: %s", flow, type(error).__name__)
 
 
 def artifacts(
-    settings: Settings, folder: str, flow: str, result: BaseModel, but: Sequence[object] = ()
+    settings: Settings, folder: str | None, flow: str, result: BaseModel, but: Sequence[object] = ()
 ) -> Iterator[Artifact]:
-    """The artifacts of a result: one per text that is not a part of another, and one per file."""
+    """The artifacts of a result: one per text that is not a part of another, and one per file.
+
+    Args:
+        folder: below which the API finds its files; None if it does not, and no link would open.
+    """
     for path, part in _parts(result, (), but):
         if isinstance(part, str):
             text = part if len(part) <= LONGEST else f"{part[:LONGEST]}\n\n*(cut here; the result has all)*"
             yield MarkdownArtifact(key=key(flow, *path), markdown=harmless(text))
+            continue
+        if folder is None:
             continue
         url = link(settings, f"/v1/{folder}/files/{part.name}")
         if part.content_type.startswith("image/"):
@@ -151,7 +163,7 @@ async def _show_progress(run: JobRun, over: asyncio.Event) -> None:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await _update(run, shown, last)
-        except (httpx.HTTPError, TimeoutError) as error:
+        except NOT_SHOWN as error:
             log.warning("progress is not shown in Prefect: %s", type(error).__name__)
 
 

@@ -10,8 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Literal
+from secrets import token_hex
+from typing import Literal, Self
 
+from pydantic import BaseModel
+
+from blocks.errors import SmiError
 from blocks.storage import Media
 from tasks.live import current
 from tasks.principal import SYSTEM, Principal
@@ -20,13 +24,27 @@ Priority = Literal["high", "normal", "low"]
 StepState = Literal["running", "succeeded", "failed", "cancelled", "skipped"]
 
 
+class StepError(BaseModel):
+    """Why a step failed, in the API's codes."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """Of errors that are not ours only the type is told."""
+        if isinstance(error, SmiError):
+            return cls(code=error.code, message=error.whole, param=error.param)
+        return cls(code=SmiError.code, message=type(error).__name__)
+
+
 @dataclass(slots=True)
 class StepProgress:
     """One step of a job. Times are seconds since the epoch; `fraction` 0 to 1, 0 while unknown.
 
     Attributes:
-        stage: what it does now: "loading", "queued", "working".
-        message: why it failed.
+        stage: what it does now: "loading", "queued", "working"; "waiting" while nobody has room for it.
         model: what its last request asked for, and `node` where that was placed.
     """
 
@@ -36,7 +54,7 @@ class StepProgress:
     state: StepState = "running"
     fraction: float = 0.0
     stage: str = ""
-    message: str = ""
+    error: StepError | None = None
     model: str = ""
     node: str = ""
 
@@ -51,6 +69,7 @@ class JobRun:
 
     Attributes:
         folder: the reference below which its files lie, such as `jobs/job_1`.
+        served: whether the API gives out its files, which it finds by the run's progress.
         changed: called after each change of `steps`; must return at once.
         kept: the files that its steps have made, by their names below `folder`/files; one without a
             `reference` is not stored yet.
@@ -65,6 +84,15 @@ class JobRun:
     changed: Callable[[JobRun], None] = _nobody
     kept: dict[str, Media] = field(default_factory=dict)
     shown: list[object] = field(default_factory=list)
+    served: bool = True
+
+    @classmethod
+    def of_nobody(cls) -> Self:
+        """In a flow of somebody's own, or in none: files of each call lie apart, and links find none."""
+        from prefect.runtime import flow_run  # the command line imports this module, and does without
+
+        folder = f"runs/{flow_run.id or 'script'}/{token_hex(8)}"
+        return cls(folder, str(flow_run.name or "script"), served=False)
 
 
 _job: ContextVar[JobRun | None] = ContextVar("smi_job", default=None)

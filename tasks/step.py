@@ -18,7 +18,7 @@ from prefect import Task
 from prefect.cache_policies import NO_CACHE
 
 from blocks.errors import SmiError, from_code
-from tasks.job import JobRun, current_job, current_step, in_step
+from tasks.job import JobRun, StepError, current_job, current_step, in_step
 from tasks.live import LiveRun, StepRecord, current
 
 P = ParamSpec("P")
@@ -46,7 +46,7 @@ class Step(Task[P, Coroutine[Any, Any, R]]):
                 record.state = "cancelled"
                 raise
             except BaseException as error:
-                record.state, record.message = "failed", told(error)
+                record.state, record.error = "failed", StepError.of(error)
                 raise
             record.state, record.fraction = "succeeded", 1.0
             return result
@@ -83,6 +83,7 @@ def content_free(error: Exception) -> SmiError:
             param=error.param,
             retry_after=error.retry_after,
             detail=error.detail,
+            retryable=error.retryable,
         )
     log.error("%s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
     return SmiError(f"unexpected {type(error).__name__}; the log of the process that ran it says where")

@@ -51,19 +51,37 @@ async def form_of(
         raise InvalidRequest(f"the form cannot be read: {error.detail}") from error
 
 
+def parts(form: FormData, file: str | None = None) -> tuple[dict[str, str], dict[str, UploadFile]]:
+    """The form's texts and files, by name.
+
+    Args:
+        file: the one field in which a file belongs; None if others may be files as well.
+
+    Raises:
+        InvalidRequest: a field is given more than once (but a list's, `name[]`), or is a file and should
+            be text.
+    """
+    texts: dict[str, str] = {}
+    files: dict[str, UploadFile] = {}
+    for name, value in form.multi_items():
+        param = shortened(name)
+        if (name in texts or name in files) and not name.endswith("[]"):
+            raise InvalidRequest(f"{param!r} is given more than once", param=param)
+        if isinstance(value, str):
+            texts[name] = value
+        elif file is not None and name != file:
+            raise InvalidRequest(f"{param!r} is not a file; the file belongs in {file!r}", param=param)
+        else:
+            files[name] = value
+    return texts, files
+
+
 def fields(
     form: FormData, model: type[M], neutral: Mapping[str, parameters.Neutral], file: str = "file"
 ) -> M:
     """The form's text fields as a `model`. Raises `InvalidRequest` naming the first one at fault."""
-    texts: dict[str, str] = {}
-    for name, value in form.multi_items():
-        if name == file:
-            continue
-        if name in texts and name in model.model_fields:
-            raise InvalidRequest(f"{name!r} is given more than once", param=name)
-        if not isinstance(value, str):
-            raise InvalidRequest(f"{name!r} is not a file; the file belongs in {file!r}", param=name)
-        texts[name] = value
+    texts, _ = parts(form, file)
+    texts.pop(file, None)  # which `file_of` refuses
     known = {name: texts[name] for name in texts if name in model.model_fields}
     others = {name: value for name, value in texts.items() if name not in known}
     parameters.refuse_others(others, neutral, [*model.model_fields, file])

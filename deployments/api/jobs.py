@@ -16,20 +16,21 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
 
-from blocks.errors import Conflict, InvalidRequest, NotFound
+from blocks.errors import Cancelled, Conflict, InvalidRequest, NotFound, RunLost
 from blocks.storage import Media
+from blocks.validation import shortened
 from deployments.api.body import read_body
 from deployments.api.docs import takes_json
 from deployments.api.errors import parse
 from deployments.api.files import file_response, progress_of
-from deployments.api.forms import file_of, form_of, is_form
+from deployments.api.forms import file_of, form_of, is_form, parts
 from deployments.api.intake import accept, input_reference
 from deployments.jobs.requests import parsed
 from deployments.jobs.store import Job, Jobs, JobState, new_job_id
 from deployments.jobs.stored import Failure, FileKept, Progress, StepShown, Stored
 from flows.registry import Entry, flow_named
 from tasks.fleet import current_fleet
-from tasks.job import Priority, StepState
+from tasks.job import Priority, StepError, StepState
 from tasks.links import link
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
@@ -128,7 +129,7 @@ async def submit_job(request: Request) -> JobObject:
     async with _handed_in(request) as (asked, upload):
         entry, job_id = flow_named(asked.flow), new_job_id()
         values = _with_file(entry, asked, upload, job_id)
-        content = parsed(entry.request, values, strict=not is_form(request))
+        content = await asyncio.to_thread(parsed, entry.request, values, not is_form(request))
         files = {} if upload is None else {"file": upload}
         asked_for = asked.model_dump()
         return JobObject.of(
@@ -161,7 +162,9 @@ def _settled(step: StepShown, job: Job) -> StepShown:
     if step.status != "running" or job.state == "running":
         return step
     end: StepState = "cancelled" if job.state == "cancelled" else "failed"
-    return step.model_copy(update={"status": end, "error": step.error or "the run ended before the step"})
+    code = Cancelled.code if job.state == "cancelled" else RunLost.code
+    cut = StepError(code=code, message="the run ended before the step")
+    return step.model_copy(update={"status": end, "error": step.error or cut})
 
 
 @router.get("/{job_id}/files/{name:path}", summary="A file that the job made", response_model=None)
@@ -208,24 +211,18 @@ async def _handed_in(request: Request) -> AsyncIterator[tuple[JobRequest, Upload
     """The request, and its file while the block lasts."""
     if is_form(request):
         async with form_of(request, request.app.state.settings.max_upload) as form:
-            fields = [(name, value) for name, value in form.multi_items() if name != "file"]
-            yield _from_fields(fields), file_of(form) if "file" in form else None
+            texts, _ = parts(form, "file")
+            texts.pop("file", None)  # which `file_of` refuses
+            yield _from_texts(texts), file_of(form) if "file" in form else None
     else:
         yield parse(JobRequest, await read_body(request)), None
 
 
-def _from_fields(fields: list[tuple[str, Any]]) -> JobRequest:
-    values: dict[str, Any] = {}
-    for name, value in fields:
-        if not isinstance(value, str):
-            raise InvalidRequest(f"{name!r} is not a file; the file belongs in 'file'", param=name)
-        if name in values:
-            raise InvalidRequest(f"{name!r} is given more than once", param=name)
-        values[name] = value
+def _from_texts(values: dict[str, str]) -> JobRequest:
     parameters = _json_object(values.pop("parameters", "{}"))
     own = {name: values.pop(name) for name in ("flow", "priority") if name in values}
     if twice := parameters.keys() & values.keys():
-        name = min(twice)
+        name = shortened(min(twice))
         raise InvalidRequest(f"{name!r} is given as a field and in 'parameters'", param=name)
     return parsed(JobRequest, {**own, "parameters": {**parameters, **values}})
 

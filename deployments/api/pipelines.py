@@ -22,7 +22,7 @@ from blocks.yaml import MAX_TEXT, read_yaml
 from deployments.api.body import read_body
 from deployments.api.docs import takes_json
 from deployments.api.errors import parse
-from deployments.api.forms import form_of, is_form
+from deployments.api.forms import form_of, is_form, parts
 from deployments.api.intake import accept, input_reference
 from deployments.api.jobs import JobId, JobObject
 from deployments.jobs.requests import parsed
@@ -36,6 +36,7 @@ from tasks.job import Priority
 
 router = APIRouter(prefix="/v1", tags=["pipelines"])
 OWN = "inputs."  # what fields of the form begin with that are the pipeline's inputs
+MAX_BODY = 4 * MAX_TEXT  # bytes of JSON; longer texts come in a form
 
 
 class PipelineSubmission(BaseModel):
@@ -47,6 +48,12 @@ class PipelineSubmission(BaseModel):
     pipeline: dict[str, Any] | str
     inputs: dict[str, StrictBool | StrictInt | StrictFloat | str] = Field(default_factory=dict)
     priority: Priority = "normal"
+
+
+class PipelineToSubmit(PipelineSubmission):
+    """As /docs shows it: a pipeline is validated apart, for errors that name the parameter at fault."""
+
+    pipeline: Pipeline | str  # type: ignore[assignment]
 
 
 @dataclass(slots=True)
@@ -63,7 +70,7 @@ class HandedIn:
     "/pipelines",
     status_code=202,
     summary="Hand in a pipeline: JSON, or a form with files",
-    openapi_extra=takes_json(PipelineSubmission),
+    openapi_extra=takes_json(PipelineToSubmit),
 )
 async def submit_pipeline(request: Request) -> JobObject:
     """It is checked as a whole before anything runs. With the header `Idempotency-Key`, handing in the same
@@ -71,7 +78,8 @@ async def submit_pipeline(request: Request) -> JobObject:
     async with _handed_in(request) as given:
         job_id = new_job_id()
         files = {name: _media(given, name, job_id) for name in given.uploads}
-        content = parsed(PipelineRequest, {"pipeline": given.pipeline, "inputs": {**given.values, **files}})
+        values = {"pipeline": given.pipeline, "inputs": {**given.values, **files}}
+        content = await asyncio.to_thread(parsed, PipelineRequest, values)
         asked = [given.pipeline.model_dump(mode="json"), given.values, given.priority]
         entry, priority = FLOWS[pipeline.name], given.priority
         job = await accept(request, entry, job_id, content, given.uploads, asked=asked, priority=priority)
@@ -100,7 +108,7 @@ async def _handed_in(request: Request) -> AsyncIterator[HandedIn]:
         async with form_of(request, most, max_files=MAX_INPUTS + 1, file=f"{OWN}NAME") as form:
             yield await _from_form(form)
     else:
-        body = await read_body(request)
+        body = await read_body(request, MAX_BODY)
         asked = parse(PipelineSubmission, body)
         await asyncio.to_thread(json.loads, body, object_pairs_hook=_once)
         yield HandedIn(await _defined(asked.pipeline), dict(asked.inputs), asked.priority)
@@ -125,15 +133,7 @@ async def _defined(given: dict[str, Any] | str) -> Pipeline:
 
 
 async def _from_form(form: FormData) -> HandedIn:
-    texts: dict[str, str] = {}
-    uploads: dict[str, UploadFile] = {}
-    for name, value in form.multi_items():
-        if name in texts or name in uploads:
-            raise InvalidRequest(f"{shortened(name)!r} is given more than once", param=shortened(name))
-        if isinstance(value, str):
-            texts[name] = value
-        else:
-            uploads[name] = value
+    texts, uploads = parts(form)
     source = uploads.pop("pipeline", None)
     text = texts.pop("pipeline", None) if source is None else await _text(source)
     if text is None:
@@ -189,13 +189,16 @@ async def get_step(request: Request, job_id: JobId, step: str) -> Response:
     stored, storage = Stored.of(job.id, max(job.attempt, 1)), (await current_fleet()).storage
     if job.flow != pipeline.name:
         raise NotFound(f"job {job_id} is no pipeline; GET /v1/jobs/{job_id}/result has its result")
-    content = await asyncio.to_thread(storage.read, stored.reference)
+    content = await asyncio.to_thread(storage.read_shared, stored.reference)
     steps = StoredRequest.model_validate_json(content).request["pipeline"]["steps"]
     if step not in steps:
         raise NotFound(f"job {job_id} has no step {shortened(step)!r}; there are: {', '.join(steps)}")
+    reference = step_reference(stored.folder, step)
     try:
-        outcome = await asyncio.to_thread(storage.read, step_reference(stored.folder, step))
+        outcome = await asyncio.to_thread(storage.read, reference)
     except NotFound:
+        if job.state == "succeeded":
+            raise storage.not_shared(reference) from None
         if job.state in OPEN:
             raise Conflict(f"step {step!r} of job {job_id} is not finished", retry_after=1) from None
         raise Conflict(f"job {job_id} was over ({job.state}) before its step {step!r} was") from None

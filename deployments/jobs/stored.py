@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from blocks.errors import SmiError, from_code
-from tasks.job import JobRun, Priority, StepState
+from tasks.job import JobRun, Priority, StepError, StepState
 from tasks.principal import Principal
 
 NOT_SHARED = "StorageNotShared"  # name of the state of a run whose worker did not find its request
@@ -107,7 +107,7 @@ class StepShown(BaseModel):
     """A step of a run. Times are seconds since the epoch; `progress` is 0 to 1, and 0 while unknown.
 
     Attributes:
-        stage: what it does now: "loading", "queued", "working".
+        stage: what it does now: "loading", "queued", "working"; "waiting" while nobody has room for it.
         model: what its last request asked for, and `node` where that was placed.
         error: why it failed.
     """
@@ -120,7 +120,7 @@ class StepShown(BaseModel):
     node: str
     started_at: float | None
     ended_at: float | None
-    error: str | None
+    error: StepError | None
 
 
 class FileKept(BaseModel):
@@ -149,7 +149,7 @@ class Progress(BaseModel):
                 node=step.node,
                 started_at=step.started,
                 ended_at=step.ended,
-                error=step.message or None,
+                error=step.error,
             )
             for step in run.steps
         ]

@@ -40,10 +40,11 @@ async def _write(
         changed.clear()
         last = over.is_set()
         text = Progress.of(run).model_dump_json().encode()
-        try:
-            await asyncio.to_thread(storage.write, reference, text)
-        except OSError as error:  # the run itself may not need storage until later
-            log.warning("%s cannot be written: %s", reference, error.strerror or type(error).__name__)
+        # Each kind of storage has errors of its own, and none of them may hide how the run itself ended.
+        written = asyncio.to_thread(storage.write, reference, text)
+        (error,) = await asyncio.gather(written, return_exceptions=True)
+        if isinstance(error, Exception):
+            log.warning("%s cannot be written: %s", reference, type(error).__name__)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(EVERY_S):
                 await over.wait()

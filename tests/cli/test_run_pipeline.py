@@ -57,8 +57,11 @@ def test_it_is_followed_step_by_step_and_its_files_are_fetched(
     [
         ([], "--input question=... is missing"),
         (["question=nothing.wav"], "there is no file nothing.wav"),
-        (["words=2", "wrods=2"], "this pipeline's inputs: question (recording), words (integer)"),
-        (["words"], "is no NAME=VALUE"),
+        (["words"], "--input 'words' is no NAME=VALUE"),
+        (
+            ["wrods=2"],
+            "'wrods' is no input of this pipeline; there are: question (recording), words (integer)",
+        ),
         (["words=1", "words=2"], "is given twice"),
         ([f"question={QUESTION}", "words=many"], "'inputs.words' is wrong"),
     ],
@@ -97,3 +100,20 @@ def test_a_flow_that_works_on_a_file_asks_for_the_option(smi: Any, smi_command: 
     answer = smi_command("run", "transcribe", "--home", str(smi.home), env={"OPENAI_API_KEY": smi.key})
     assert answer.returncode == 1
     assert "--file PATH" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["PIPELINE", "--file", str(QUESTION)], "--file is not taken with"),
+        (["PIPELINE", "--request", '{"max_tokens": 3}'], "which is a pipeline; use --input"),
+        (["chat", "--input", "words=2"], "--input is not taken with chat"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    smi: Any, smi_command: Any, pipeline: Path, options: list[str], said: str
+) -> None:
+    options = [str(pipeline) if option == "PIPELINE" else option for option in options]
+    answer = smi_command("run", *options, "--home", str(smi.home), env={"OPENAI_API_KEY": smi.key})
+    assert answer.returncode == 1
+    assert said in answer.stderr

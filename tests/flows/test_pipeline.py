@@ -90,44 +90,62 @@ async def test_a_spoken_question_is_answered_step_by_step(
     assert all(found["node"] for found in job["steps"])
     assert (await step(http, job["id"], "answer"))["result"]["text"] == said
 
+    run = (await prefect.get(f"/flow_runs/{job['flow_run_id']}")).raise_for_status().json()
+    assert run["name"] == f"pipeline spoken question for first ({job['request_id']})"
     ended = dict(await tasks_of(prefect, job["flow_run_id"], 9))
     assert {ended[name] for name in ("transcribe", "answer", "shout")} == {"COMPLETED"}
 
 
-async def test_independent_steps_run_side_by_side_each_as_soon_as_it_can(http: httpx.AsyncClient) -> None:
-    slow, quick = " ".join(["word"] * 40), "word " * 4
-    job = await handed_in(
-        http,
-        {
-            "slow": chat(slow, "echo-slow"),  # 2 s
-            "quick": chat(quick, "echo-slow"),
-            "next": chat("${quick.text}", "echo-slow"),
-            "last": chat("x", after=["slow", "next"]),
-        },
-    )
+async def becomes(http: httpx.AsyncClient, job: str, **wanted: str) -> dict[str, Any]:
+    """The job's steps by name, once each of `wanted` has that status or stage."""
+    async with asyncio.timeout(60):
+        while True:
+            steps = (await http.get(f"/v1/jobs/{job}")).json().get("steps", [])
+            at = {found["name"]: found for found in steps}
+            if all(
+                name in at and word in (at[name]["status"], at[name]["stage"])
+                for name, word in wanted.items()
+            ):
+                return at
+            await asyncio.sleep(0.1)
+
+
+async def test_independent_steps_run_side_by_side_each_as_soon_as_it_can(
+    http: httpx.AsyncClient, single_taken: Any
+) -> None:
+    async with single_taken():
+        job = await handed_in(
+            http,
+            {
+                "slow": chat("one", "echo-single"),  # as long as its slot is taken
+                "quick": chat("two"),
+                "next": chat("${quick.text}"),
+                "last": chat("x", after=["slow", "next"]),
+            },
+        )
+        at = await becomes(http, job, slow="queued", quick="succeeded", next="succeeded")
+        assert "last" not in at
     seen = await over(http, job)
     assert seen["status"] == "succeeded", seen["error"]
     at = {found["name"]: found for found in seen["steps"]}
-    assert at["quick"]["started_at"] < at["slow"]["started_at"] + 0.5
-    assert at["next"]["started_at"] < at["slow"]["ended_at"] - 0.5
     assert at["last"]["started_at"] >= max(at["slow"]["ended_at"], at["next"]["ended_at"])
 
 
-async def test_a_step_has_its_own_priority(http: httpx.AsyncClient) -> None:
-    job = await handed_in(
-        http,
-        {
-            "holds": chat("word " * 60, "echo-single"),  # 3 s, in the only slot
-            "soon": chat("word " * 10, "echo-slow"),
-            "low": chat("one two", "echo-single", priority="low", after=["soon"]),
-            "later": chat("word " * 20, "echo-slow"),
-            "high": chat("one two", "echo-single", priority="high", after=["later"]),
-        },
-    )
+async def test_a_step_has_its_own_priority(http: httpx.AsyncClient, single_taken: Any) -> None:
+    async with single_taken():
+        job = await handed_in(
+            http,
+            {
+                "low": chat("one two", "echo-single", priority="low"),
+                "later": chat("word " * 20, "echo-slow"),
+                "high": chat("one two", "echo-single", priority="high", after=["later"]),
+            },
+        )
+        await becomes(http, job, low="queued", high="queued")
     seen = await over(http, job)
     assert seen["status"] == "succeeded", seen["error"]
     at = {found["name"]: found for found in seen["steps"]}
-    assert at["low"]["started_at"] < at["high"]["started_at"] < at["holds"]["ended_at"]
+    assert at["low"]["started_at"] < at["high"]["started_at"]
     assert at["high"]["ended_at"] < at["low"]["ended_at"]
 
 
@@ -159,6 +177,7 @@ async def test_a_failed_step_fails_those_that_need_it_and_no_other(http: httpx.A
         "too": "skipped",
         "fine": "succeeded",
     }
+    assert (seen["attempt"], error["retryable"]) == (3, True)  # as its only failed step's error is
     broken = await step(http, job, "broken")
     assert broken["attempts"] == 3  # a runner that died is worth another try
     assert broken["error"]["code"] == "runner_died"
@@ -191,7 +210,13 @@ async def test_a_result_that_does_not_fit_after_all_is_told_by_the_parameter(htt
     seen = await over(http, job)
     assert seen["status"] == "failed"
     failed = await step(http, job, "voice")
-    assert failed["attempts"] == 1  # trying again would not help
+    assert (failed["attempts"], seen["attempt"]) == (1, 1)  # trying again would not help
+    shown = next(found for found in seen["steps"] if found["name"] == "voice")
+    assert shown["error"] == failed["error"]
+    assert [shown[name] for name in ("status", "model", "node")] == [
+        failed[name] for name in ("status", "model", "node")
+    ]
+    assert failed["started_at"] - 1 < shown["started_at"] <= failed["ended_at"] <= shown["ended_at"] + 1
     assert failed["error"]["param"] == "steps.voice.parameters.temperature"
     assert "less than or equal to 2" in failed["error"]["message"]
 
@@ -212,6 +237,70 @@ async def test_cancelling_the_job_cancels_all_running_steps(http: httpx.AsyncCli
     seen = await over(http, job, 15)
     assert seen["status"] == "cancelled"
     assert {found["status"] for found in seen["steps"]} == {"cancelled"}
+
+
+async def test_steps_that_nobody_has_room_for_wait(
+    http: httpx.AsyncClient, prefect: httpx.AsyncClient
+) -> None:
+    words = " ".join(["word"] * 40)  # 2 s each, one at a time, one in the queue
+    job = await handed_in(http, {f"s{number}": chat(words, "echo-narrow") for number in range(6)})
+    stages = set()
+    async with asyncio.timeout(90):
+        while (seen := (await http.get(f"/v1/jobs/{job}")).json())["status"] in ("accepted", "running"):
+            stages |= {found["stage"] for found in seen.get("steps", [])}
+            await asyncio.sleep(0.1)
+    assert (seen["status"], seen["attempt"]) == ("succeeded", 1), seen["error"]
+    assert "waiting" in stages
+    ended = [await step(http, job, found["name"]) for found in seen["steps"]]
+    assert [found["attempts"] for found in ended] == [1] * 6
+    logs: list[str] = []
+    async with asyncio.timeout(30):
+        while not any("waiting: overloaded" in message for message in logs):
+            wanted = {"logs": {"flow_run_id": {"any_": [seen["flow_run_id"]]}}}
+            found = (await prefect.post("/logs/filter", json=wanted)).raise_for_status().json()
+            logs = [log["message"] for log in found]
+            await asyncio.sleep(0.2)
+
+
+async def test_a_step_that_waits_can_be_cancelled(http: httpx.AsyncClient) -> None:
+    long = "word " * 2000
+    job = await handed_in(http, {f"s{number}": chat(long, "echo-narrow") for number in range(3)})
+    async with asyncio.timeout(30):
+        while "waiting" not in {
+            found["stage"] for found in (await http.get(f"/v1/jobs/{job}")).json()["steps"]
+        }:
+            await asyncio.sleep(0.1)
+    (await http.post(f"/v1/jobs/{job}/cancel")).raise_for_status()
+    seen = await over(http, job, 15)
+    assert seen["status"] == "cancelled"
+    assert {found["status"] for found in seen["steps"]} == {"cancelled"}
+
+
+async def test_a_modest_body_does_not_hold_up_the_api(http: httpx.AsyncClient) -> None:
+    filled = {"name": "a", "inputs": {"a": {"type": "string"}}, "steps": {"x": chat("${inputs.a} " * 990)}}
+    body = {"pipeline": filled, "inputs": {"a": "x" * 90_000}}
+    answers, slowest = [asyncio.create_task(http.post("/v1/pipelines", json=body)) for _ in range(4)], 0.0
+    while not all(answer.done() for answer in answers):
+        asked = time.monotonic()
+        (await http.get("/v1/models")).raise_for_status()
+        slowest = max(slowest, time.monotonic() - asked)
+    assert slowest < 10
+    for answer in answers:
+        error = (await answer).json()["error"]
+        assert error["param"] == "steps.x.parameters.messages[0].content"
+        assert "characters; refer to less" in error["message"]
+    large = await http.post("/v1/pipelines", content=json.dumps({"pipeline": "x" * 600_000, "inputs": {}}))
+    assert large.status_code == 413
+
+
+async def test_results_are_not_filled_in_without_end(http: httpx.AsyncClient) -> None:
+    text = "word " * 1500
+    job = await handed_in(http, {"a": chat(text), "b": chat("${a.text}" * 900)})
+    seen = await over(http, job)
+    failed = await step(http, job, "b")
+    assert (seen["status"], seen["attempt"]) == ("failed", 1)
+    assert failed["error"]["param"] == "steps.b.parameters.messages[0].content"
+    assert "stand for more than 4000000 characters" in failed["error"]["message"]
 
 
 @pytest.mark.parametrize(

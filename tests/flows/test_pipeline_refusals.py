@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +233,40 @@ def test_the_good_pipeline_is_taken() -> None:
     picture = again.plan.inputs["picture"]
     assert isinstance(picture, Picture)
     assert picture.reference == "b"
+
+
+def many(count: int, reference: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": reference} for _ in range(count)]
+    chat = {"task": "chat", "model": "echo", "parameters": {"messages": messages}}
+    return {
+        "name": "a",
+        "inputs": {"a": {"type": "string"}},
+        "steps": {"x": chat, "y": {"task": "speak", "parameters": {"input": "$inputs.a"}}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "length", "param", "said"),
+    [
+        (many(1000, "$inputs.a"), 10, "steps.y.parameters.input", "a pipeline may have 1000"),
+        (many(1, "${inputs.a}" * 3000), 10, MESSAGES.replace("answer", "x").replace("1", "0"), "too many"),
+        (many(900, "$inputs.a"), 90_000, "steps.x.parameters.messages[44].content", "refer to less"),
+        (many(1, "${inputs.a}"), 100_001, "inputs.a", "at most 100000 characters, not 100001"),
+        (many(4000, "text" * 10), 1, "pipeline", "at most 131072 characters as JSON"),
+    ],
+)
+def test_little_that_would_become_much_is_refused_soon(
+    pipeline: dict[str, Any], length: int, param: str, said: str
+) -> None:
+    tracemalloc.start()
+    began = time.process_time()
+    with pytest.raises(SmiError) as refused:
+        parsed(PipelineRequest, {"pipeline": pipeline, "inputs": {"a": "x" * length}})
+    seconds, (_, most) = time.process_time() - began, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (refused.value.param, said in refused.value.message) == (param, True), refused.value.message
+    assert seconds < 5
+    assert most < 60e6
 
 
 @pytest.mark.parametrize("task", STEPS)

@@ -1,14 +1,19 @@
-"""Artifacts that an operator has turned off."""
+"""Artifacts that an operator has turned off, that Prefect refuses, or that would lead nowhere."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from prefect.artifacts import Artifact
+from prefect.exceptions import ObjectNotFound
+from pydantic import TypeAdapter
 
 from blocks.settings import Settings
-from tasks.artifacts import show
+from blocks.storage import Recording
+from tasks.artifacts import artifacts, show
+from tasks.audio import Speech
 from tasks.fleet import close_fleet, current_fleet
 from tasks.job import JobRun
 from tasks.text import Completion
@@ -26,6 +31,7 @@ async def test_content_is_shown_unless_it_is_turned_off(
         made.append(artifact.key)
 
     monkeypatch.setattr(Artifact, "acreate", acreate)
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "1")
     await close_fleet()
     away = {"prefect_url": "http://127.0.0.1:9/api", "prefect_auth": "a:b"}
     await current_fleet(Settings(home=tmp_path, join_token="t", artifacts=wanted, **away))
@@ -34,3 +40,43 @@ async def test_content_is_shown_unless_it_is_turned_off(
     finally:
         await close_fleet()
     assert made == (["chat-completion", "chat-result"] if wanted else [])
+
+
+def refused() -> None:
+    raise ObjectNotFound(http_exc=OSError("no such run"))
+
+
+def not_understood() -> None:
+    TypeAdapter(int).validate_python("x")
+
+
+@pytest.mark.parametrize("fail", [refused, not_understood])
+async def test_a_prefect_that_takes_no_artifact_fails_no_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fail: Callable[[], None],
+) -> None:
+    async def acreate(artifact: Artifact) -> None:
+        fail()
+
+    monkeypatch.setattr(Artifact, "acreate", acreate)
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "1")
+    await close_fleet()
+    away = {"prefect_url": "http://127.0.0.1:9/api", "prefect_auth": "a:b"}
+    await current_fleet(Settings(home=tmp_path, join_token="t", **away))
+    run = JobRun("runs/1")
+    try:
+        await show(run, "chat", ANSWER)
+    finally:
+        await close_fleet()
+    assert "is not shown in Prefect" in caplog.text
+    assert run.shown == []
+
+
+def test_no_link_is_shown_to_a_file_that_the_api_does_not_have(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, join_token="t")
+    sound = Recording(reference="runs/1/x/files/a.wav", name="a.wav", content_type="audio/wav", size=1)
+    made = Speech(audio=sound, seconds=1)
+    assert len(list(artifacts(settings, "runs/1/x", "speak", made))) == 1
+    assert list(artifacts(settings, None, "speak", made)) == []
