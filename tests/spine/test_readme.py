@@ -22,6 +22,7 @@ EXAMPLES = ROOT / "tests" / "examples"
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
 SHELL = [text for language, text in BLOCKS if language == "sh"]
 PYTHON = [text for language, text in BLOCKS if language == "python"]
+(PIPELINE,) = (text for language, text in BLOCKS if language == "yaml")
 (CATALOGUE,) = (text for language, text in BLOCKS if language == "toml")
 
 
@@ -64,6 +65,7 @@ def test_documents(shell: Any) -> None:
 
 
 def test_the_pipeline(shell: Any, tmp_path: Path) -> None:
+    assert PIPELINE == (EXAMPLES / "spoken-question.yaml").read_text()
     shell("bash", "-euo", "pipefail", "-c", SHELL[2])
     names = sorted(
         str(path.relative_to(tmp_path / "results")) for path in (tmp_path / "results").rglob("*.*")
