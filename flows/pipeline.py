@@ -18,7 +18,6 @@ from prefect import Task, flow, get_run_logger
 from prefect.client.schemas.objects import State, TaskRun
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
-from blocks.catalogue import Catalogue
 from blocks.errors import NotFound, OutOfMemory, SmiError, StepsFailed, Unavailable, from_code
 from blocks.storage import Storage
 from flows.definition import Pipeline
@@ -88,7 +87,7 @@ async def pipeline(request: PipelineRequest) -> PipelineResult:
     fleet = await current_fleet()
     request.plan.models(fleet.catalogue)
     job = current_job() or JobRun.of_nobody()
-    done = await Run(request.plan, job, fleet.storage, fleet.catalogue).all()
+    done = await Run(request.plan, job, fleet.storage).all()
     results = {name: done[name] for name in request.pipeline.steps}
     if failed := {name: end for name, end in results.items() if end.status == "failed"}:
         skipped = [name for name, end in results.items() if end.status == "skipped"]
@@ -113,8 +112,8 @@ def step_reference(folder: str, name: str) -> str:
 class Run:
     """One run of a plan, within a flow run of Prefect's."""
 
-    def __init__(self, plan: Plan, job: JobRun, storage: Storage, catalogue: Catalogue) -> None:
-        self._plan, self._job, self._storage, self._catalogue = plan, job, storage, catalogue
+    def __init__(self, plan: Plan, job: JobRun, storage: Storage) -> None:
+        self._plan, self._job, self._storage = plan, job, storage
         self._group: asyncio.TaskGroup
 
     async def all(self) -> dict[str, StepResult]:
@@ -186,7 +185,7 @@ class Run:
             noted = current_step()
             try:
                 values = {name: other.result for name, other in needed.items()}
-                request = self._plan.request(step, values, self._catalogue)
+                request = self._plan.request(step, values)
                 done.result = await _with_room(partial(step.entry.flow.fn, request))
             except SmiError as error:
                 error.param = step.located(error.param) if error.param else None

@@ -85,7 +85,7 @@ class Plan:
         allowance = Allowance()
         for step in self.steps.values():
             check = Check(step.at, self.inputs, kinds, results, allowance)
-            check.refuse(step.entry.request, self._values(step, check.give, "default"))
+            check.refuse(step.entry.request, self._values(step, check.give))
         for name in pipeline.inputs:
             if f"{INPUTS}.{name}" not in used:
                 raise _at(f"{INPUTS}.{name}", "is used by no step; leave it out")
@@ -110,7 +110,7 @@ class Plan:
             param = step.located(error.param or "model")
             raise ModelNotFound(f"{param!r}: {error.message}", param=param) from None
 
-    def request(self, step: Planned, results: Mapping[str, BaseModel], catalogue: Catalogue) -> BaseModel:
+    def request(self, step: Planned, results: Mapping[str, BaseModel]) -> BaseModel:
         """What `step` asks of its flow.
 
         Args:
@@ -121,8 +121,7 @@ class Plan:
         """
         plain = {name: result.model_dump(mode="json") for name, result in results.items()}
         give = partial(_value, step, {**plain, INPUTS: _plain(self.inputs)}, Allowance())
-        default = "" if step.asked.model else catalogue.default(step.entry.task).name
-        values = self._values(step, give, default)
+        values = self._values(step, give)
         try:
             request = step.entry.request.model_validate_json(to_json(values), strict=True)
         except ValidationError as error:
@@ -131,7 +130,7 @@ class Plan:
         refuse_foreign(request, {(media.reference, media.path): type(media) for media in files}, step.at)
         return request
 
-    def _values(self, step: Planned, give: Any, default_model: str) -> dict[str, Any]:
+    def _values(self, step: Planned, give: Any) -> dict[str, Any]:
         """The step's request, of JSON's types."""
         values = dict(resolved(step.asked.parameters, give, step.at))
         field = step.entry.request.model_fields.get("model")
@@ -142,8 +141,6 @@ class Plan:
             raise _at(at, f"is not taken by task {step.asked.task!r}; leave it out")
         if step.asked.model is not None:
             values["model"] = step.asked.model
-        elif field is not None and field.is_required():
-            values["model"] = default_model
         return values
 
 

@@ -65,7 +65,7 @@ def test_documents(shell: Any) -> None:
 
 
 def test_the_pipeline(shell: Any, tmp_path: Path) -> None:
-    assert PIPELINE == (EXAMPLES / "spoken-question.yaml").read_text()
+    assert (EXAMPLES / "spoken-question.yaml").read_text() == PIPELINE
     shell("bash", "-euo", "pipefail", "-c", SHELL[2])
     names = sorted(
         str(path.relative_to(tmp_path / "results")) for path in (tmp_path / "results").rglob("*.*")
