@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -224,3 +225,18 @@ def smi_command() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+@pytest.fixture
+def single_taken(http: httpx.AsyncClient) -> Callable[[], AbstractAsyncContextManager[None]]:
+    """Within what it gives, another client has the one slot of model `echo-single`."""
+
+    @asynccontextmanager
+    async def taken() -> AsyncIterator[None]:
+        body = {"model": "echo-single", "messages": [{"role": "user", "content": "word " * 20_000}]}
+        async with http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as answer:
+            pieces = answer.aiter_bytes()  # kept: once it is gone, the client has left
+            await anext(pieces)
+            yield
+
+    return taken

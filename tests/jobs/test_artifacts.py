@@ -57,17 +57,20 @@ async def test_transcript_and_answer_are_on_the_runs_page(client: Any, prefect: 
     assert artifact["data"] == f"### Transcript\n\n{transcript}\n\n### Answer\n\n{transcript}"
 
 
-async def test_a_long_step_shows_how_far_it_is(client: Any, prefect: httpx.AsyncClient) -> None:
-    job = await client.chat("w " * 160, model="echo-slow")
-    found: dict[str, dict[str, Any]] = {}
-    async with asyncio.timeout(30):
-        while "progress-generate" not in found:
-            await asyncio.sleep(0.2)
-            run_id = (await client.get(job))["flow_run_id"]
-            found = await shown(prefect, run_id) if run_id else {}
-    seen = await client.get(job)
-    assert seen["status"] == "running"
-    assert found["progress-generate"]["data"] < 100
+async def test_a_long_step_shows_how_far_it_is(
+    client: Any, prefect: httpx.AsyncClient, single_taken: Any
+) -> None:
+    async with single_taken():
+        job = await client.chat("one", model="echo-single")
+        found: dict[str, dict[str, Any]] = {}
+        async with asyncio.timeout(60):
+            while "progress-generate" not in found:
+                await asyncio.sleep(0.2)
+                run_id = (await client.get(job))["flow_run_id"]
+                found = await shown(prefect, run_id) if run_id else {}
+        seen = await client.get(job)
+        assert seen["status"] == "running"
+        assert found["progress-generate"]["data"] < 100
     await client.over(job)
     found = await shown(prefect, seen["flow_run_id"])
     assert (found["progress-generate"]["type"], found["progress-generate"]["data"]) == ("progress", 100)
