@@ -11,13 +11,14 @@ import posixpath
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import IO, Any, BinaryIO, Self, cast
 
 import fsspec
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
 
-from blocks.errors import NotFound, StorageNotShared
+from blocks.errors import InvalidRequest, NotFound, SmiError, StorageNotShared
 
 CHUNK = 256 * 1024
 
@@ -122,15 +123,35 @@ class Media(BaseModel):
         return media
 
     def open(self, storage: Storage) -> BinaryIO:
-        """The bytes from their start. May be called again: a step that is tried anew reads anew."""
-        if self._file is not None:
-            self._file.seek(0)
-            return self._file
-        if self.reference is not None:
-            return cast(BinaryIO, storage.open(self.reference))
-        if self.path is not None:
-            return open(self.path, "rb")
+        """The bytes from their start. May be called again: a step that is tried anew reads anew.
+
+        Raises:
+            SmiError: they cannot be had; `NotFound`, `InvalidRequest` or, if trying again may help, plain.
+        """
+        with self._in_words():
+            if self._file is not None:
+                self._file.seek(0)
+                return self._file
+            if self.reference is not None:
+                return cast(BinaryIO, storage.open(self.reference))
+            if self.path is not None:
+                return open(self.path, "rb")
         raise NotFound("the request names no media: give `reference` or `path`")
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        """What the system says of a file, as an error that names it."""
+        what = f"file {self.path!r}" if self.path is not None else f"media {self.reference or self.name!r}"
+        try:
+            yield
+        except FileNotFoundError:
+            raise NotFound(f"{what} does not exist") from None
+        except (IsADirectoryError, PermissionError) as error:
+            why = "it is a folder" if isinstance(error, IsADirectoryError) else "permission denied"
+            raise InvalidRequest(f"{what} cannot be read: {why}") from None
+        except OSError as error:
+            why = error.strerror or type(error).__name__
+            raise SmiError(f"{what} cannot be read: {why}", retryable=True) from None
 
     async def chunks(self, storage: Storage) -> AsyncIterator[bytes]:
         """The bytes in pieces of 256 KiB, read off the event loop."""
@@ -141,15 +162,24 @@ class Media(BaseModel):
                 yield block
             return
         with await asyncio.to_thread(self.open, storage) as file:
-            while block := await asyncio.to_thread(file.read, CHUNK):
+            while block := await asyncio.to_thread(self._read, file):
                 yield block
+
+    def _read(self, file: BinaryIO) -> bytes:
+        with self._in_words():
+            return file.read(CHUNK)
 
     def _read_at(self, offset: int) -> bytes:
         # Two tries of one upload may overlap: the reader that gave up is still in its last read.
         assert self._file is not None
-        with self._lock:
+        with self._lock, self._in_words():
             self._file.seek(offset)
             return self._file.read(CHUNK)
+
+    @model_serializer(mode="wrap")
+    def _said(self, serialised: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what is not known."""
+        return {name: value for name, value in serialised(self).items() if value not in (None, "")}
 
     def model_post_init(self, context: Any) -> None:
         if self.reference is not None and self.path is not None:

@@ -45,6 +45,24 @@ def settings_of(home: Path | None, **overrides: Any) -> Settings:
     return load_settings(home=home_of(home), **overrides)
 
 
+def nothing_runs(home: Path | None) -> str:
+    """Said where there is nothing to stop or to show."""
+    return f"nothing is running in {home_of(home)}; --home or SMI_HOME names another folder"
+
+
+def columns(*rows: tuple[str, ...]) -> Iterator[str]:
+    """Rows as lines of columns, each as wide as what it holds."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def table(*rows: tuple[str, ...]) -> None:
+    """Print rows, the first of them the headings."""
+    for line in columns(*rows):
+        typer.echo(line)
+
+
 def note(text: str) -> None:
     """A line for whoever watches; scripts read stdout."""
     typer.echo(text, err=True)
@@ -99,12 +117,15 @@ def down(home: Home = None) -> None:
 
     with told():
         stopped = installation.down(home_of(home))
-    note(f"stopped: {', '.join(stopped)}" if stopped else "nothing is running")
+    note(f"stopped: {', '.join(stopped)}" if stopped else nothing_runs(home))
 
 
 @app.command()
 def status(home: Home = None, as_json: Json = False) -> None:
-    """Show each process, its port and its health. Exit code 3: not all is well."""
+    """Show each process, its port and its health.
+
+    healthy: it answers. running: its process runs, and has nothing to ask at. Exit code 3: not all is well.
+    """
     from dataclasses import asdict
 
     from deployments.up import installation
@@ -114,9 +135,10 @@ def status(home: Home = None, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps([asdict(entry) for entry in entries]))
     elif not entries:
-        note("nothing is running")
-    for entry in [] if as_json else entries:
-        typer.echo(f"{entry.name:<10} pid {entry.pid:<8} port {entry.port or '-':<6} {entry.state}")
+        note(nothing_runs(home))
+    else:
+        rows = [(entry.name, str(entry.pid), str(entry.port or "-"), entry.state) for entry in entries]
+        table(("process", "pid", "port", "state"), *rows)
     if not entries or any(entry.state in ("not running", "does not answer") for entry in entries):
         raise typer.Exit(3)
 
@@ -209,6 +231,7 @@ def _size(text: str | None) -> int | None:
 
 def main() -> None:
     """Entry point."""
+    import deployments.cli_flows
     import deployments.cli_pools
     import deployments.cli_requests
     import deployments.cli_run  # noqa: F401  (these add their commands)

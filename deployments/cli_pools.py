@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deployments.cli import Home, Json, app, note, settings_of, told
+from deployments.cli import Home, Json, app, note, settings_of, table, told
 
 if TYPE_CHECKING:
     from blocks.settings import Settings
@@ -31,11 +31,13 @@ def list_all(context: typer.Context, home: Home = None, as_json: Json = False) -
     if as_json:
         typer.echo(json.dumps(entries))
         return
+    rows = []
     for entry in entries:
         memory = f"{entry['gpu_memory_gb']} GB" if entry["gpu_memory_gb"] else "-"
         queues = " ".join(f"{name}:{priority}" for name, priority in entry["queues"].items())
         online = ", ".join(_node(node) for node in entry["nodes"]) or "no node"
-        typer.echo(f"{entry['name']:<16} {memory:>6}  {queues:<24} {online}")
+        rows.append((entry["name"], memory, queues, online))
+    table(("pool", "GPU memory", "queues:priority", "nodes (free memory)"), *rows)
 
 
 @pools.command()
@@ -51,16 +53,19 @@ def add(
 
     home = home or context.obj
     with told():
-        asyncio.run(add_pool(settings_of(home), name, gpu_memory_gb))
+        is_new = asyncio.run(add_pool(settings_of(home), name, gpu_memory_gb))
     if as_json:
-        typer.echo(json.dumps({"name": name, "gpu_memory_gb": gpu_memory_gb, "queues": QUEUES}))
+        typer.echo(
+            json.dumps({"name": name, "gpu_memory_gb": gpu_memory_gb, "queues": QUEUES, "new": is_new})
+        )
     else:
-        note(f"pool {name} is there; on a machine of it: smi node --pool {name} --memory ...")
+        what = "is there" if is_new else "exists already"
+        note(f"pool {name} {what}; on a machine of it: smi node --pool {name} --memory ...")
 
 
 def _node(node: dict[str, Any]) -> str:
     free = node["memory_free"]
-    return node["name"] if free is None else f"{node['name']} ({free / 2**30:.1f} GiB free)"
+    return node["name"] if free is None else f"{node['name']} ({free / 2**30:.1f} GiB)"
 
 
 async def _listed(settings: Settings) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from deployments.cli import Home, Json, Key, app, home_of, settings_of, told
+from deployments.cli import Home, Json, Key, app, home_of, settings_of, table, told
 
 
 def base_url(home: Path | None) -> str:
@@ -83,10 +83,10 @@ def models(home: Home = None, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(entries))
         return
+    rows = []
     for entry in entries:
+        memory = f"{entry['memory'] / 2**20:.0f} MiB" if entry["memory"] else "-"
         aliases = ", ".join(entry["aliases"])
-        memory = f"{entry['memory'] / 2**20:.0f} MiB"
-        typer.echo(
-            f"{entry['name']:<22} {entry['task']:<14} {entry['driver']:<15} {memory:>9}  "
-            f"{entry['licence']:<12} {aliases}"
-        )
+        names = (entry["name"], entry["task"], entry["driver"], entry["tier"])
+        rows.append((*names, memory, entry["licence"] or "-", aliases))
+    table(("model", "task", "driver", "tier", "memory", "licence", "aliases"), *rows)

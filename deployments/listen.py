@@ -7,6 +7,7 @@ import grpc.aio
 
 from blocks.addresses import is_loopback
 from blocks.errors import ConfigurationError
+from deployments.up.processes import is_free
 
 SERVER_OPTIONS = [
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
@@ -28,15 +29,18 @@ def bind(server: grpc.aio.Server, target: str, host_setting: str, port_setting: 
     Raises:
         ConfigurationError: the host is not loopback, or the target cannot be had.
     """
-    host = target.rpartition(":")[0].strip("[]")
-    if not target.startswith("unix:") and not is_loopback(host):
-        raise ConfigurationError(
-            f"will not listen at {target!r}: content would cross the network unencrypted, and there are no "
-            f"certificates yet; say 127.0.0.1 in {host_setting} and reach other machines through a tunnel"
-        )
+    taken = f"cannot listen at {target}, which something else may use; set {port_setting}"
+    if not target.startswith("unix:"):
+        host, _, port = target.rpartition(":")
+        host = host.strip("[]")
+        if not is_loopback(host):
+            raise ConfigurationError(
+                f"will not listen at {target!r}: content would cross the network unencrypted, and there are no "
+                f"certificates yet; say 127.0.0.1 in {host_setting} and reach other machines through a tunnel"
+            )
+        if port.isdigit() and not is_free(host, int(port)):  # where gRPC fails, it prints
+            raise ConfigurationError(taken)
     try:
         return server.add_insecure_port(target)
     except RuntimeError as error:
-        raise ConfigurationError(
-            f"cannot listen at {target}, which something else may use; set {port_setting}"
-        ) from error
+        raise ConfigurationError(taken) from error

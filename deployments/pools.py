@@ -22,6 +22,8 @@ from tasks.prefect_api import prefect_http
 
 ROOT = Path(__file__).resolve().parent.parent
 POOLS = {"cpu": 0, "gpu-8gb": 8, "gpu-24gb": 24, "gpu-80gb": 80, "hpc": 0}  # GB of GPU memory
+NO_GPU = {"cpu": "nodes without a GPU", "hpc": "nodes inside an institution's HPC cluster"}
+PREFECTS_QUEUE = "default"  # every pool has it, and nothing of ours uses it
 QUEUES = {"high": 1, "normal": 2, "low": 3}  # Prefect: 1 goes first
 RUNS_PER_NODE = 4  # flow runs that a node's worker takes at once
 DEPLOY_TIMEOUT_S = 120
@@ -32,7 +34,7 @@ PAGE = 200
 
 @dataclass(frozen=True)
 class Pool:
-    """A pool as Prefect knows it. `queues` by name, 1 goes first; `nodes` are those online."""
+    """A pool as Prefect knows it. `queues` of ours by name, 1 goes first; `nodes` are those online."""
 
     name: str
     gpu_memory_gb: int
@@ -53,8 +55,8 @@ async def ensure_pools(settings: Settings) -> None:
                 await _ensure_queue(http, name, queue, priority)
 
 
-async def add_pool(settings: Settings, name: str, gpu_memory_gb: int) -> None:
-    """Make a pool with its three queues. Repeating it is no error.
+async def add_pool(settings: Settings, name: str, gpu_memory_gb: int) -> bool:
+    """Make a pool with its three queues. Whether it is new: repeating it is no error.
 
     Raises:
         ConfigurationError: the name is not one for a pool, or there is such a pool with other memory.
@@ -74,6 +76,7 @@ async def add_pool(settings: Settings, name: str, gpu_memory_gb: int) -> None:
         await _ensure_pool(http, name, gpu_memory_gb)
         for queue, priority in QUEUES.items():
             await _ensure_queue(http, name, queue, priority)
+    return not found.is_success
 
 
 async def list_pools(settings: Settings) -> list[Pool]:
@@ -98,6 +101,7 @@ async def list_pools(settings: Settings) -> list[Pool]:
                     queues={
                         queue["name"]: queue["priority"]
                         for queue in sorted(queues, key=lambda queue: int(queue["priority"]))
+                        if queue["name"] != PREFECTS_QUEUE
                     },
                     nodes=sorted(worker["name"] for worker in workers if worker["status"] == "ONLINE"),
                 )
@@ -146,11 +150,14 @@ async def _reached(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def _ensure_pool(http: httpx.AsyncClient, name: str, gpu_memory_gb: int) -> None:
-    wanted = {"base_job_template": _template(gpu_memory_gb)}
-    described = {"description": f"nodes with {gpu_memory_gb} GB of GPU memory" if gpu_memory_gb else name}
+    with_gpu = f"nodes with {gpu_memory_gb} GB of GPU memory"
+    wanted = {
+        "description": with_gpu if gpu_memory_gb else NO_GPU.get(name, NO_GPU["cpu"]),
+        "base_job_template": _template(gpu_memory_gb),
+    }
     found = await http.get(f"/work_pools/{name}")
     if found.status_code == httpx.codes.NOT_FOUND:
-        made = await http.post("/work_pools/", json={"name": name, "type": POOL_TYPE, **described, **wanted})
+        made = await http.post("/work_pools/", json={"name": name, "type": POOL_TYPE, **wanted})
         if made.status_code != httpx.codes.CONFLICT:  # another process was faster
             made.raise_for_status()
         return
@@ -159,7 +166,7 @@ async def _ensure_pool(http: httpx.AsyncClient, name: str, gpu_memory_gb: int) -
         raise ConfigurationError(
             f"work pool {name!r} is of type {pool['type']!r}, not {POOL_TYPE!r}: rename or delete it"
         )
-    if pool["base_job_template"] != wanted["base_job_template"]:
+    if any(pool[field] != value for field, value in wanted.items()):
         (await http.patch(f"/work_pools/{name}", json=wanted)).raise_for_status()
 
 

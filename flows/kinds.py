@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
 from blocks.storage import Document, Media, Picture, Recording
+from blocks.validation import plain
 from flows.references import Location
 
 Kind = Any  # a type as it is annotated: str, list[Segment], Picture, ...
@@ -33,18 +33,6 @@ def part_of(kind: Kind, way: Location) -> Kind:
     for part in way:
         kind = _member(plain(kind), part)
     return plain(kind)
-
-
-def plain(kind: Kind) -> Kind:
-    """Without annotations, and of several alternatives the first that is not None."""
-    while True:
-        origin: Any = get_origin(kind)
-        if origin is Annotated:
-            kind = get_args(kind)[0]
-        elif origin in (Union, UnionType):
-            kind = next(member for member in get_args(kind) if member is not NoneType)
-        else:
-            return kind
 
 
 def _member(kind: Kind, part: str | int) -> Kind:

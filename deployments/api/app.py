@@ -25,6 +25,7 @@ from deployments.api import (
     pipelines,
     runs,
     speech,
+    swagger,
     system,
 )
 from deployments.api.direct import DirectRoutes
@@ -85,6 +86,7 @@ def create_app(settings: Settings) -> DirectRoutes:
         title="SMI",
         version=importlib.metadata.version("smi"),
         description=DESCRIPTION,
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         lifespan=_lifespan,
@@ -96,7 +98,7 @@ def create_app(settings: Settings) -> DirectRoutes:
     state.metrics = Metrics()
     state.recorder = SpoolRecorder(settings)
     _add_live_routes(app)
-    for module in (jobs, runs, pipelines, indexes, models, system):
+    for module in (jobs, runs, pipelines, indexes, models, system, swagger):
         app.include_router(module.router)
     shared = {"keys": state.keys, "metrics": state.metrics, "settings": settings}
     app.add_middleware(RequestMiddleware, **shared)

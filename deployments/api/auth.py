@@ -7,9 +7,10 @@ from urllib.parse import parse_qs
 from blocks.errors import PermissionDenied, Unauthenticated
 from blocks.settings import Settings
 from deployments.api.keys import KeyInfo, Keys
+from deployments.api.swagger import SCRIPT, START, STYLE
 from tasks.links import PATH, check_link
 
-PUBLIC = frozenset({"/health", "/docs", "/openapi.json"})
+PUBLIC = frozenset({"/health", "/openapi.json", "/docs", SCRIPT, STYLE, START})
 
 
 async def authenticate(keys: Keys, authorization: bytes | None) -> KeyInfo:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from deployments.api.auth import PUBLIC
+from flows.registry import STEPS
 
 _REF = "#/components/schemas/{model}"
 _models: set[type[BaseModel]] = set()
@@ -46,6 +47,10 @@ def document(app: FastAPI) -> None:
             _, definitions = models_json_schema(pairs, ref_template=_REF)  # type: ignore[arg-type]
             components = schema.setdefault("components", {})
             components.setdefault("schemas", {}).update(definitions["$defs"])
+            step = components["schemas"]["StepDefinition"]["properties"]
+            step["task"]["enum"] = list(
+                STEPS
+            )  # the flows are made after the model, and cannot be named there
             components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             schema["security"] = [{"key": []}]
             for path in PUBLIC & schema["paths"].keys():

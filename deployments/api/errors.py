@@ -73,7 +73,7 @@ def parse(model: type[M], body: bytes) -> M:
     try:
         return model.model_validate_json(body, strict=True)
     except ValidationError as error:
-        raise told(error) from None
+        raise told(error, model=model) from None
 
 
 async def _smi_error(request: Request, error: Any) -> Response:

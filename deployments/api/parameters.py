@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from blocks.errors import UnknownParameter, UnsupportedParameter
-from blocks.validation import MAX_NAME, shortened
+from blocks.validation import nearest, shortened
 
 Neutral = Callable[[Any], bool]
 
@@ -99,8 +98,7 @@ def refuse_others(
         param = f"{at}{shortened(name)}"
         passes = neutral.get(name)
         if passes is None:
-            alike = difflib.get_close_matches(name, [*known, *neutral], 1) if len(name) <= MAX_NAME else []
-            hint = f"did you mean {alike[0]!r}?" if alike else "leave it out"
+            hint = nearest(name, [*known, *neutral]) or "leave it out"
             raise UnknownParameter(f"{param!r} is not a parameter here; {hint}", param=param)
         if not passes(value):
             raise UnsupportedParameter(

@@ -23,7 +23,7 @@ def parsed(model: type[M], values: Any, strict: bool = False) -> M:
     try:
         return model.model_validate(values, strict=strict)
     except ValidationError as error:
-        raise told(error) from None
+        raise told(error, model=model) from None
 
 
 def heaviest_model(entry: Entry, request: BaseModel, catalogue: Catalogue) -> str:

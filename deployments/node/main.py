@@ -22,6 +22,7 @@ from deployments.node.runners import Runners
 from deployments.node.service import Node
 from deployments.node.wire import Beats, Guarded
 from deployments.pools import check_pool
+from deployments.up.processes import is_free
 from tasks.protocol.auth import Gate
 
 # A node stops within 7 s, since `smi up` kills it after 8: it drains, then closes its runners, and its
@@ -49,7 +50,7 @@ async def serve_node(
     """Run a node until SIGTERM, SIGINT or SIGHUP; then drain briefly and stop everything.
 
     Args:
-        port: 0 is any free one; default `settings.node_port`.
+        port: 0 is any free one; default `settings.node_port`, or any free one if that is taken.
         memory: bytes its models may use together; default 80 % of RAM for pool `cpu`.
         worker: also run the Prefect worker of `pool`.
         advertise: `host:port` at which others reach this node through a tunnel, since it listens on
@@ -65,8 +66,7 @@ async def serve_node(
     ledger = Ledger(_memory(pool, memory))
     catalogue = load_catalogue(settings.home)
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    wanted = settings.node_port if port is None else port
-    target = f"{settings.host}:{wanted}"
+    target = f"{settings.host}:{_free_port(settings) if port is None else port}"
     bound = bind(server, target, "SMI_HOST", "SMI_NODE_PORT or --port (0: any free one)")
     name = advertise or f"{settings.host}:{bound}"
     beats = Beats()
@@ -105,6 +105,14 @@ async def _stop(
     if supervised is not None:
         await asyncio.wait({supervised})
     await server.stop(0.1)
+
+
+def _free_port(settings: Settings) -> int:
+    """The port of the settings; 0 if it is taken, perhaps by another node of this machine."""
+    if is_free(settings.host, settings.node_port):
+        return settings.node_port
+    log.info("port %d is taken; this node takes any free one", settings.node_port)
+    return 0
 
 
 def _memory(pool: str, memory: int | None) -> int:

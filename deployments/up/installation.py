@@ -151,7 +151,9 @@ class _Up:
 
     def _node(self) -> Service:
         port = self.settings.node_port
-        return self._command("node", port, lambda: self._accepts(port))
+        service = self._command("node", port, lambda: _listens(f"{self.settings.host}:{port}"))
+        service.command += ["--port", str(port)]  # this one and no other
+        return service
 
     def _jobs(self) -> Service:
         async def at_once() -> bool:
@@ -167,9 +169,6 @@ class _Up:
     def _command(self, name: str, port: int | None, ready: Callable[[], Any]) -> Service:
         command = [*CLI, name]
         return Service(name, command, self.environment, ready, port=port, within_s=120, stop_s=STOP_S[name])
-
-    async def _accepts(self, port: int) -> bool:
-        return await _listens(f"{self.settings.host}:{port}")
 
     async def _prepare(self) -> str | None:
         command = [sys.executable, "-P", "-m", "deployments.up.prepare"]
@@ -241,7 +240,11 @@ def down(home: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Status:
-    """One process of the installation as it is now."""
+    """One process of the installation as it is now.
+
+    Attributes:
+        state: "healthy": it answers; "running": it has nothing to ask at; "does not answer"; "not running".
+    """
 
     name: str
     pid: int
@@ -266,6 +269,7 @@ async def _health(entry: Recorded, settings: Settings) -> str:
         "postgres": lambda: postgres.answers(settings.home / "postgres"),
         "prefect": lambda: prefect_server.answers(settings),
         "vectors": lambda: _listens(settings.vectors),
+        "node": lambda: _listens(f"{settings.host}:{entry.port}"),
         "api": lambda: prefect_server.http_answers(f"http://{settings.host}:{entry.port}/health"),
     }
     probe = probes.get(entry.name)

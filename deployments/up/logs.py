@@ -15,11 +15,13 @@ def show(folder: Path, name: str | None, lines: int, follow: bool, out: Callable
     """Print the last `lines` of one log or of all, then, with `follow`, lines as they come.
 
     Raises:
-        InvalidRequest: there is no such log; with the names there are.
+        InvalidRequest: there is no such log, with the names there are; or none at all.
     """
     found = {path.stem: path for path in sorted(folder.glob("*.log"))}
+    if not found:
+        raise InvalidRequest(f"no logs in {folder}: nothing was started there; --home names another folder")
     if name is not None and name not in found:
-        raise InvalidRequest(f"no log {name!r} in {folder}; there are: {', '.join(found) or 'none'}")
+        raise InvalidRequest(f"no log {name!r} in {folder}; there are: {', '.join(found)}")
     chosen = found if name is None else {name: found[name]}
     ends = {}
     for label, path in chosen.items():

@@ -113,17 +113,17 @@ class Client:
         Raises:
             NotAdmitted: before anything was done; another node may be tried.
             RunnerDied: the connection broke after that.
-            SmiError: what the node answered.
+            SmiError: what the node answered, or what reading `media` raised.
         """
         await self._connect(target, audience)
         metadata = self.metadata(audience)
         timeout = header.deadline_s or None
         events: Any = None
+        sent = _Requests(header, media)
         try:
             if media is not None:
-                requests = _requests(header, media)
                 events = self._call(target, RUN, "stream_stream")(
-                    requests, metadata=metadata, timeout=timeout
+                    aiter(sent), metadata=metadata, timeout=timeout
                 )
             elif header.stream:
                 events = self._call(target, RUN, "unary_stream")(
@@ -141,19 +141,41 @@ class Client:
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.UNAVAILABLE and target.startswith("unix:"):
                 self.forget(target)
-            raise _told(error, audience) from error
-        except BaseException:
+            raise sent.failure or _told(error, audience) from error
+        except BaseException as error:
             # We are cancelled, or fail, perhaps while handing an event on: then gRPC would never know.
             if events is not None:
                 events.cancel()
+            if sent.failure is not None and isinstance(error, asyncio.CancelledError) and not _cancelled():
+                raise sent.failure from None
             raise
         raise RunnerDied(f"node {audience} ended the answer without saying that it is whole")
 
 
-async def _requests(header: Header, media: AsyncIterator[bytes]) -> AsyncIterator[Request]:
-    yield Request(header=header)
-    async for chunk in media:
-        yield Request(media=chunk)
+class _Requests:
+    """A header and its media as requests. Where reading media fails, gRPC cancels the call and says no more:
+    `failure` is what it was."""
+
+    def __init__(self, header: Header, media: AsyncIterator[bytes] | None) -> None:
+        self._header, self._media = header, media
+        self.failure: Exception | None = None
+
+    async def __aiter__(self) -> AsyncIterator[Request]:
+        yield Request(header=self._header)
+        if self._media is None:
+            return
+        try:
+            async for chunk in self._media:
+                yield Request(media=chunk)
+        except Exception as error:
+            self.failure = error
+            raise
+
+
+def _cancelled() -> bool:
+    """Whether somebody has cancelled us, rather than gRPC its call."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _done(event: Event) -> Done:

@@ -38,6 +38,7 @@ def test_help_is_under_a_second_and_lists_the_commands(smi_command):
         "chat",
         "run",
         "models",
+        "flows",
         "pools",
     ):
         assert f" {name} " in answer.stdout

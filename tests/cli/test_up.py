@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -20,9 +21,10 @@ import psutil
 import pytest
 
 from blocks.errors import ConfigurationError
+from blocks.settings import Settings, default_home
 from deployments.api.main import GRACE_S
 from deployments.recorder.spool import DRAIN_S, OPEN_S
-from deployments.up import installation
+from deployments.up import banner, installation
 from deployments.up.prefect_server import http_answers
 from deployments.up.processes import HOME, SERVICE, Recorded, State, members, only_one, stop_leftovers
 from deployments.up.supervise import Service, StartFailed, Supervisor
@@ -36,7 +38,8 @@ def test_status_shows_every_process_healthy(smi, smi_command):
     assert answer.returncode == 0, answer.stdout + answer.stderr
     entries = {entry["name"]: entry for entry in json.loads(answer.stdout)}
     assert entries.keys() == NAMES | {"up"}
-    assert {entries[name]["state"] for name in ("api", "prefect", "postgres", "vectors")} == {"healthy"}
+    states = {name: entry["state"] for name, entry in entries.items()}
+    assert states == {name: "running" if name in ("up", "jobs") else "healthy" for name in entries}
     assert entries["api"]["port"] == int(smi.url.rpartition(":")[2])
 
 
@@ -46,6 +49,24 @@ def test_logs_are_shown_by_name(smi, smi_command):
     unknown = smi_command("logs", "nothing", "--home", str(smi.home))
     assert unknown.returncode == 1
     assert "there are: api," in unknown.stderr
+
+
+def test_where_nothing_runs_the_home_is_named(tmp_path, smi_command):
+    for command, code in (("status", 3), ("down", 0), ("logs", 1)):
+        answer = smi_command(command, "--home", str(tmp_path))
+        assert answer.returncode == code
+        assert f"in {tmp_path}" in answer.stderr
+        assert "--home" in answer.stderr
+
+
+def test_the_banner_names_a_home_that_others_must_know(tmp_path):
+    settings = Settings(home=tmp_path / "my home", prefect_url="http://x/api", prefect_auth="a:b")
+    text = banner.text(settings, "sk-smi-x")
+    assert f"export SMI_HOME='{tmp_path}/my home'\n" in text
+    section = re.search(r'README.md, "(.+?)"', text)[1]
+    assert f"\n## {section}\n" in Path("README.md").read_text()
+    usual = settings.model_copy(update={"home": default_home()})
+    assert "SMI_HOME" not in banner.text(usual, "sk-smi-x")
 
 
 def test_a_second_up_says_that_it_is_already_running(smi, smi_command):

@@ -23,7 +23,8 @@ import logging, sys, uvloop
 from blocks.settings import load_settings
 from deployments.node.main import serve_node
 logging.basicConfig(level=logging.INFO, format="%(name)s %(message)s")
-options = dict(pool="cpu", port=0, memory=int(sys.argv[1]), worker=sys.argv[2] == "worker", preload=False)
+port = int(sys.argv[3]) if sys.argv[3] else None
+options = dict(pool="cpu", port=port, memory=int(sys.argv[1]), worker=sys.argv[2] == "worker", preload=False)
 uvloop.run(serve_node(load_settings(), **options))
 assert not {"torch", "prefect"} & sys.modules.keys()
 """
@@ -135,7 +136,7 @@ def start_node() -> Iterator[Starter]:
     started: list[LiveNode] = []
     folder = tempfile.TemporaryDirectory(prefix="smi-node-", dir="/var/tmp")
 
-    def start(memory_mib: int = 1000, worker: bool = False) -> LiveNode:
+    def start(memory_mib: int = 1000, worker: bool = False, configured: int | None = None) -> LiveNode:
         home = Path(folder.name) / str(len(started))
         home.mkdir()
         (home / "models.toml").write_text(MODELS)
@@ -146,11 +147,13 @@ def start_node() -> Iterator[Starter]:
             "SMI_PREFECT_URL": "http://127.0.0.1:1/api",
             "SMI_PREFECT_AUTH": "nobody:there",
             "PYTHONPATH": os.pathsep.join((str(ROOT), str(PLUGIN))),
+            "SMI_NODE_PORT": str(configured or 0),
         }
+        port = "0" if configured is None else ""  # as without --port
         log = home / "log"
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-c", START, str(memory_mib * 2**20), "worker" if worker else "alone"],
+                [sys.executable, "-c", START, str(memory_mib * 2**20), "worker" if worker else "alone", port],
                 env=environment,
                 stdout=file,
                 stderr=file,

@@ -25,11 +25,24 @@ def settings(home: Path) -> Settings:
     return Settings(home=home, join_token=SecretStr(TOKEN))
 
 
-async def test_a_taken_port_is_named_with_the_cure(tmp_path: Path) -> None:
+async def test_a_taken_port_is_named_with_the_cure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=rf"127.0.0.1:{port}.*SMI_NODE_PORT"):
             await serve_node(settings(tmp_path), pool="cpu", port=port, worker=False)
+    assert capfd.readouterr().err == ""  # gRPC would print what it failed at
+
+
+async def test_a_second_node_of_a_home_takes_any_free_port(start_node: Starter) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        live = await asyncio.to_thread(start_node, configured=port)
+    log = (live.home / "log").read_text()
+    assert live.name != f"127.0.0.1:{port}"
+    assert f"port {port} is taken; this node takes any free one" in log
+    assert "add_port" not in log
+    assert await live.ask("fast") == "one two three"
+    await live.client.close()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "node.example.org"])

@@ -108,6 +108,12 @@ async def _port(file: Path) -> int:
 
 
 @pytest.fixture
+async def tab() -> AsyncIterator[Page]:
+    async with chromium() as page:
+        yield page
+
+
+@pytest.fixture
 async def prefect_ui(smi: Any) -> AsyncIterator[Page]:
     """A tab that has done what Prefect's login form does."""
     async with chromium() as page:

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from blocks.catalogue import load_catalogue
-from blocks.errors import Busy, ModelNotFound, NotAdmitted, OutOfMemory, RunnerDied, SmiError, Unavailable
+from blocks.errors import (
+    Busy,
+    InvalidRequest,
+    ModelNotFound,
+    NotAdmitted,
+    NotFound,
+    OutOfMemory,
+    RunnerDied,
+    SmiError,
+    Unavailable,
+)
+from blocks.storage import Recording, Storage
 from tasks import fleet
 from tasks.dispatch import infer
 from tasks.fleet import Node, Runner
 from tasks.live import LiveRun, entered
+from tasks.protocol.client import Client
 from tasks.protocol.inference_pb2 import Done, Event, Progress, Text
-from tasks.protocol.shapes import ChatParameters, Message
+from tasks.protocol.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
+from tasks.protocol.shapes import ChatParameters, Message, TranscriptionParameters
 
 ASKED = ChatParameters(messages=[Message(role="user", content="x")])
 WORD, NEWS = Event(text=Text(text="word ")), Event(progress=Progress(stage="loading"))
@@ -107,3 +121,73 @@ async def test_a_node_with_an_older_catalogue_is_passed_over(scripted: Callable[
     scripted(socket=[ModelNotFound("no such model")], b=[ModelNotFound("no such model")])
     with pytest.raises(Unavailable, match=r"no node knows model 'echo' yet.*start a:1 anew"):
         await ask()
+
+
+class Patient(InferenceServicer):  # type: ignore[misc]
+    """A node that takes in what comes, and would answer once it has all."""
+
+    async def Run(self, requests: Any, context: Any) -> Any:
+        async for _ in requests:
+            pass
+        yield Event(done=Done(finish_reason="stop"))
+
+
+@pytest.fixture
+async def patient(scripted: Callable[..., ScriptedFleet], tmp_path: Path) -> AsyncIterator[None]:
+    """A fleet whose one node is a real gRPC server, with the real client."""
+    server, client = grpc.aio.server(), Client("join-token")
+    add_InferenceServicer_to_server(Patient(), server)
+    name = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    made: Any = scripted()
+    made.client, made.storage = client, Storage(f"file://{tmp_path}/storage")
+    made.nodes = {name: Node(name, "cpu", 2**33, 2**33)}
+    yield
+    await client.close()
+    await server.stop(0)
+
+
+async def hear(recording: Recording) -> Done:
+    with entered(LiveRun("transcribe", "req_1")):
+        return await infer("transcription", "whisper-1", TranscriptionParameters(), media=recording)
+
+
+@pytest.mark.parametrize(
+    ("recording", "kind", "said"),
+    [
+        (Recording(path="nope.wav"), NotFound, "'nope.wav'"),
+        (Recording(path="/"), InvalidRequest, "'/' cannot be read: it is a folder"),
+        (Recording(reference="jobs/1/files/x.wav"), NotFound, "'jobs/1/files/x.wav'"),
+    ],
+)
+async def test_media_that_cannot_be_read_is_named(
+    patient: None, recording: Recording, kind: type[SmiError], said: str
+) -> None:
+    with pytest.raises(kind, match=said):
+        await asyncio.wait_for(hear(recording), 10)
+
+
+async def test_media_that_fails_in_the_midst_fails_as_itself(
+    patient: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a.wav").write_bytes(b"x" * 2**20)
+
+    async def chunks(*_: Any) -> AsyncIterator[bytes]:
+        yield b"x" * 2**18
+        await asyncio.sleep(0.1)
+        raise ZeroDivisionError
+
+    assert (await hear(Recording(path=str(tmp_path / "a.wav")))).finish_reason == "stop"
+    monkeypatch.setattr(Recording, "chunks", chunks)
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(hear(Recording(path=str(tmp_path / "a.wav"))), 10)
+
+
+async def test_who_waits_for_media_can_be_cancelled(patient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def chunks(*_: Any) -> AsyncIterator[bytes]:
+        await asyncio.sleep(60)
+        yield b""
+
+    monkeypatch.setattr(Recording, "chunks", chunks)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(hear(Recording(path="x")), 0.3)
