@@ -37,7 +37,9 @@ async def ingest(request: IngestRequest) -> File:
     identity, size = await fingerprint(request.file)
     reading = await read(request.file, name)
     markdown = reading.content_type == "text/markdown"
-    chunks = await asyncio.to_thread(chunked, reading.pages, markdown, await _size(index))
+    chunks = await asyncio.to_thread(
+        chunked, reading.pages, markdown, await _size(index), most=MAX_CHUNKS + 1
+    )
     _check(reading, len(chunks))
     batches = await embed_chunks(index, chunks)
     file = File(
@@ -66,5 +68,5 @@ def _check(reading: ReadingResult, chunks: int) -> None:
         )
     if chunks > MAX_CHUNKS:
         raise PayloadTooLarge(
-            f"the document makes {chunks} chunks, more than {MAX_CHUNKS}; give it in parts", param="file"
+            f"the document makes more than {MAX_CHUNKS} chunks; give it in parts", param="file"
         )

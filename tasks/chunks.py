@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import count, islice
 from typing import NamedTuple
 
 from blocks.vectors import Chunk
@@ -18,7 +19,8 @@ OVERLAP = 120
 LONGEST_HEADING = 160
 CHARACTERS_PER_TOKEN = 3.2  # of English it is 4 to 5; what is still too long is split again
 
-_HEADING = re.compile(r"(#{1,6})[ \t]+(.*?)[ \t#]*$")
+# These read what anyone may upload: each must take time in proportion to it, whatever it is.
+_HEADING = re.compile(r"(#{1,6})[ \t]+")
 _FENCE = re.compile(r"\s{0,3}(```|~~~)")
 _BLANK = re.compile(r"\n[ \t]*\n\s*")
 _SENTENCE = re.compile(r"[.!?…][\"'”’)\]]*\s+|[。！？]+\s*")
@@ -36,20 +38,25 @@ class Section(NamedTuple):
     heading: str
 
 
-def chunked(pages: Sequence[Page], markdown: bool, size: int = SIZE, overlap: int = OVERLAP) -> list[Chunk]:
+def chunked(
+    pages: Sequence[Page], markdown: bool, size: int = SIZE, overlap: int = OVERLAP, most: int | None = None
+) -> list[Chunk]:
     """The chunks of a document in order, numbered from 0. Nothing but white space is left out.
 
     Args:
         size: characters of a chunk at most.
         overlap: of which so many, at most, were the end of the chunk before.
+        most: with so many it ends; what follows is not looked at.
     """
-    chunks: list[Chunk] = []
+    return list(islice(_chunks(pages, markdown, size, overlap), most))
+
+
+def _chunks(pages: Sequence[Page], markdown: bool, size: int, overlap: int) -> Iterator[Chunk]:
+    numbers = count()
     for page in pages:
         for section in _sections(page.text) if markdown else [Section(Span(0, len(page.text)), "")]:
             for start, end in _packed(page.text, section.span, size, overlap):
-                text = page.text[start:end]
-                chunks.append(_chunk(len(chunks), page.number, start, text, section.heading))
-    return chunks
+                yield _chunk(next(numbers), page.number, start, page.text[start:end], section.heading)
 
 
 def split(chunk: Chunk) -> list[Chunk]:
@@ -84,51 +91,52 @@ def _chunk(number: int, page: int, start: int, text: str, heading: str) -> Chunk
     return Chunk(number=number, page=page, start=start, end=start + len(text), heading=heading, text=text)
 
 
-def _sections(text: str) -> list[Section]:
+def _sections(text: str) -> Iterator[Section]:
     """Markdown by its headings. A heading without a text of its own goes with what follows it."""
     path: list[tuple[int, str]] = []
-    found: list[Section] = []
     start, heading, empty, fence = 0, "", True, ""
     for line in re.finditer(r"[^\n]*\n?", text):
         mark = _FENCE.match(line[0])
         if mark:
             fence = "" if fence == mark[1] else fence or mark[1]
-        title = None if fence or mark else _HEADING.match(line[0].rstrip("\r\n"))
-        if title is None:
+        marked = None if fence or mark else _HEADING.match(line[0])
+        if marked is None:
             empty = empty and not line[0].strip()
             continue
         if not empty:
-            found.append(Section(Span(start, line.start()), heading))
+            yield Section(Span(start, line.start()), heading)
             start, empty = line.start(), True
-        level = len(title[1])
-        path = [(depth, name) for depth, name in path if depth < level] + [(level, title[2])]
+        level, title = len(marked[1]), line[0][marked.end() :].rstrip("\r\n").rstrip(" \t#")
+        path = [(depth, name) for depth, name in path if depth < level] + [(level, title[-LONGEST_HEADING:])]
         heading = " > ".join(name for _, name in path)[-LONGEST_HEADING:]
-    found.append(Section(Span(start, len(text)), heading))
-    return found
+    yield Section(Span(start, len(text)), heading)
 
 
 def _packed(text: str, section: Span, size: int, overlap: int) -> Iterator[Span]:
     """Sentences of a section packed into chunks; one ends with its paragraph if it is half full by then."""
-    sentences = list(_sentences(text, section, size))
-    first = 0
-    while first < len(sentences):
-        last, paragraph = first, None
-        while last + 1 < len(sentences) and sentences[last + 1].end - sentences[first].start <= size:
-            if _BLANK.search(text, sentences[last].end, sentences[last + 1].start):
-                paragraph = last
-            last += 1
-        rest = last + 1 == len(sentences)
-        if not rest and paragraph is not None:
-            half_full = sentences[paragraph].end - sentences[first].start >= size // 2
-            last = paragraph if half_full else last
-        yield Span(sentences[first].start, sentences[last].end)
-        if rest:
-            return
-        # The next one begins with the last sentences of this one, if there is room for a new one then.
-        furthest = max(sentences[last].end - overlap, sentences[last + 1].end - size)
-        before, first = first, last + 1
-        while first - 1 > before and sentences[first - 1].start >= furthest:
-            first -= 1
+    held: list[Span] = []
+    for sentence in _sentences(text, section, size):
+        held.append(sentence)
+        while sentence.end - held[0].start > size:
+            last = _last(text, held[:-1], size)
+            yield Span(held[0].start, held[last].end)
+            # The next one begins with the last sentences of this one, if there is room for a new one then.
+            furthest = max(held[last].end - overlap, held[last + 1].end - size)
+            first = last + 1
+            while first > 1 and held[first - 1].start >= furthest:
+                first -= 1
+            held = held[first:]
+    if held:
+        yield Span(held[0].start, held[-1].end)
+
+
+def _last(text: str, sentences: Sequence[Span], size: int) -> int:
+    """With which of `sentences`, which all have room in a chunk, it ends."""
+    for last in range(len(sentences) - 2, -1, -1):
+        if _BLANK.search(text, sentences[last].end, sentences[last + 1].start):
+            half_full = sentences[last].end - sentences[0].start >= size // 2
+            return last if half_full else len(sentences) - 1
+    return len(sentences) - 1
 
 
 def _sentences(text: str, section: Span, size: int) -> Iterator[Span]:

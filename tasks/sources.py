@@ -80,4 +80,4 @@ def _source(number: int, hit: Hit) -> str:
 
 def _harmless(text: str) -> str:
     """`text` without what would end its fence or begin another."""
-    return re.sub(r"<(?=\s*/?\s*source\b)", "‹", text, flags=re.IGNORECASE)
+    return re.sub(r"<(?=\s*(?:/\s*)?source\b)", "‹", text, flags=re.IGNORECASE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from itertools import pairwise
 
 import pytest
@@ -94,3 +95,44 @@ def test_a_chunk_is_split_in_two_until_it_cannot_be() -> None:
 def test_sizes_follow_the_model() -> None:
     assert size_for(None) == size_for(8192) == SIZE
     assert size_for(128) == 409
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# a" + " " * 1_000_000 + "x",
+        "# a" + " #" * 500_000 + "x",
+        "# a" + "\t" * 1_000_000,
+        "# " + "t" * 1_000_000 + "\n" + "## s\n" * 20_000 + "b",
+        "a\n" + " " * 1_000_000 + "b",
+        "a." + '"' * 1_000_000 + "b",
+    ],
+    ids=["spaces", "hashes", "tabs", "under a long heading", "a blank line", "quotes"],
+)
+def test_no_text_takes_longer_than_its_length_says(text: str) -> None:
+    """A line of 80 kB froze the API for 26 s."""
+    began = time.process_time()
+    assert chunked([Page(number=1, text=text)], markdown=True)
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("line", "heading"),
+    [
+        ("# Tides ##  ", "Tides"),
+        ("#\t Tides", "Tides"),
+        ("# C# and #5\r", "C# and #5"),
+        ("###### Tides", "Tides"),
+        ("#Tides", ""),
+        ("####### Tides", ""),
+        ("# " + "t" * 1000 + "e", "t" * 159 + "e"),
+    ],
+)
+def test_a_heading_is_what_stands_after_its_marks(line: str, heading: str) -> None:
+    assert chunked([Page(number=1, text=f"{line}\nIt rises.")], markdown=True)[0].heading == heading
+
+
+def test_no_more_chunks_are_made_than_are_wanted() -> None:
+    text = "A sentence of some words. " * 1000
+    whole = chunked([Page(number=1, text=text)], markdown=False)
+    assert chunked([Page(number=1, text=text)], markdown=False, most=3) == whole[:3]
