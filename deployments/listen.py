@@ -35,8 +35,8 @@ def bind(server: grpc.aio.Server, target: str, host_setting: str, port_setting: 
         host = host.strip("[]")
         if not is_loopback(host):
             raise ConfigurationError(
-                f"will not listen at {target!r}: content would cross the network unencrypted, and there are no "
-                f"certificates yet; say 127.0.0.1 in {host_setting} and reach other machines through a tunnel"
+                f"will not listen at {target!r}: content would cross the network unencrypted, and there are "
+                f"no certificates yet; say 127.0.0.1 in {host_setting} and reach others through a tunnel"
             )
         if port.isdigit() and not is_free(host, int(port)):  # where gRPC fails, it prints
             raise ConfigurationError(taken)
