@@ -13,6 +13,7 @@ from blocks.errors import InvalidRequest
 
 LONGEST_NUMBER = 15  # digits; a longer one is read digit by digit
 LONGEST_WORD = 24  # letters; models that spell out unknown words read no more of one
+LONGEST_RUN = 40  # characters without a space; hibari's time grows with the third power of them
 SYMBOLS = ("Sm", "Sc")  # mathematical and currency signs, said by their Unicode names
 NUMERALS = ("Nl", "No")  # such as VIII and 1 in a circle, each a single character
 
@@ -21,6 +22,8 @@ _GREEK = re.compile(r"(?<![\u0370-\u03ff])[\u0370-\u03ff](?![\u0370-\u03ff])")
 _GREEK_NAME = re.compile(r"GREEK (?:SMALL|CAPITAL) LETTER (?:FINAL )?([A-Z]+)")
 _NUMBER = re.compile(rf"\d[\d,]{{{LONGEST_NUMBER - 1},}}\d")
 _WORD = re.compile(rf"[^\W\d_](?:['’]?[^\W\d_]){{{LONGEST_WORD},}}")
+_RUN = re.compile(rf"\S{{{LONGEST_RUN + 1},}}")
+_MARK = re.compile(r"[^\w'’]")
 
 
 def speakable(text: str, letters: Collection[str], known: Collection[str]) -> str:
@@ -41,7 +44,7 @@ def speakable(text: str, letters: Collection[str], known: Collection[str]) -> st
     )
     text = _SIGN_LAST.sub(r"\2\1", text)
     text = _NUMBER.sub(_by_digits, text)
-    return _WORD.sub(_in_parts, text)
+    return _RUN.sub(_in_runs, _WORD.sub(_in_parts, text))
 
 
 def _greek(match: re.Match[str]) -> str:
@@ -76,3 +79,14 @@ def _by_digits(match: re.Match[str]) -> str:
 def _in_parts(match: re.Match[str]) -> str:
     word = match[0]
     return " ".join(word[at : at + LONGEST_WORD] for at in range(0, len(word), LONGEST_WORD))
+
+
+def _in_runs(match: re.Match[str]) -> str:
+    """Cut after a mark if there is one, as in a long address."""
+    rest, runs = match[0], []
+    while len(rest) > LONGEST_RUN:
+        marks = [mark.end() for mark in _MARK.finditer(rest, LONGEST_RUN // 2, LONGEST_RUN)]
+        cut = marks[-1] if marks else LONGEST_RUN
+        runs.append(rest[:cut])
+        rest = rest[cut:]
+    return " ".join([*runs, rest])

@@ -6,6 +6,7 @@ import asyncio
 import io
 import re
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, get_args
@@ -201,6 +202,15 @@ def test_a_text_of_one_endless_sentence_comes_in_short_pieces(hibari: HibariDriv
 def test_odd_texts_are_said(hibari: HibariDriver, text: str) -> None:
     made = list(hibari.run(SpeechParameters(input=text[:1000], voice="heart"), threading.Event()))
     assert sum(len(item) for item in made if not isinstance(item, (Prompt, Working))) > hibari.sample_rate
+
+
+@pytest.mark.parametrize("text", ["a/", "1a", "1st", "&"])
+def test_a_text_without_spaces_does_not_hold_the_voice(hibari: HibariDriver, text: str) -> None:
+    """600 characters of `a/` took 30 s, and the time grew with their third power."""
+    began = time.process_time()
+    pieces = hibari._pieces(hibari._speakers["heart"], text * (4096 // len(text)), PIECE, threading.Event())
+    assert list(pieces)
+    assert time.process_time() - began < 12
 
 
 async def test_it_stops_between_two_pieces(hibari: HibariDriver) -> None:

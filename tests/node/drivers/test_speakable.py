@@ -33,6 +33,12 @@ KNOWN = {"½", "°", "¥", "£", "€"}
         ("1," * 20 + "1", " ".join("1" * 21)),
         ("a" * 50, f"{'a' * 24} {'a' * 24} aa"),
         ("a'" * 30 + "a", None),
+        ("see http://example.org/a/b", "see http://example.org/a/b"),
+        (
+            "http://example.org/some/long/path/to/a/page.html",
+            "http://example.org/some/long/path/to/a/ page.html",
+        ),
+        ("1a" * 30, f"{'1a' * 20} {'1a' * 10}"),
     ],
 )
 def test_put_into_words(text: str, said: str | None) -> None:
