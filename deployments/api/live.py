@@ -81,9 +81,9 @@ def event(content: dict[str, Any]) -> bytes:
 class LiveStream(Response):
     """Runs a flow while it answers: each delta goes to the socket from inside the flow's own task.
 
-    The flow waits while the client is slow, and so does the node. Until the first delta an error is an
-    ordinary one; after it, it is the last event. Where there are no events, the connection is broken, so
-    that nobody takes a part for the whole.
+    The flow waits while the client is slow, and so does the node (`ahead.StreamAhead` does without that).
+    Until the first delta an error is an ordinary one; after it, it is the last event. Where there are no
+    events, the connection is broken, so that nobody takes a part for the whole.
 
     Attributes:
         flow: what is run.

@@ -1,12 +1,15 @@
-"""HTTP as uvicorn reads it, with headers bounded."""
+"""HTTP as uvicorn speaks it, with headers bounded, and no patience with clients that stall."""
 
 from __future__ import annotations
+
+import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deployments.api.errors import HeadersTooLarge, error_body
 
 MAX_HEADERS = 64 * 1024  # bytes
+STALLED_S = 60.0  # a client that takes nothing of an answer for so long is taken to have left
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -14,9 +17,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     Counted is what the parser took since it last gave anything to the application: URL, headers and
     trailers, but no bodies.
+
+    Breaks the connection once the client has let an answer lie for `stalled_s`: whoever makes that answer
+    waits, and may hold a model's slot meanwhile.
     """
 
+    stalled_s = STALLED_S
     _withheld = 0
+    _watch: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
         self._withheld += len(data)
@@ -31,6 +39,33 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._withheld = 0
         super().on_body(body)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_again(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        self._look_no_more()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._look_no_more()
+        super().connection_lost(exc)
+
+    def _look_again(self, waiting: int) -> None:
+        self._watch = self.loop.call_later(self.stalled_s, self._look, waiting)
+
+    def _look(self, before: int) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        if waiting < before:
+            self._look_again(waiting)
+        else:
+            self.transport.abort()
+
+    def _look_no_more(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
 
     def _refuse(self) -> None:
         # While an earlier request is being answered, another answer would stand within its own.

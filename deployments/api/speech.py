@@ -10,10 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.api import parameters
+from deployments.api.ahead import StreamAhead
 from deployments.api.body import read_body
 from deployments.api.docs import takes_json
 from deployments.api.errors import parse
-from deployments.api.live import LiveRoute, LiveStream, event, named, origin
+from deployments.api.live import LiveRoute, event, named, origin
 from flows.speak import SpeakRequest, speak
 from tasks.audio import Speech
 from tasks.media import MediaDelta
@@ -45,7 +46,7 @@ async def create_speech(request: Request) -> Response:
     return stream(request, text)
 
 
-class SoundStream(LiveStream):
+class SoundStream(StreamAhead):
     """The bytes of the sound."""
 
     flow = speak
@@ -60,7 +61,7 @@ class SoundStream(LiveStream):
         return b""
 
 
-class EventStream(LiveStream):
+class EventStream(StreamAhead):
     """The same as server-sent events: `speech.audio.delta`, then `speech.audio.done` or an error."""
 
     flow = speak

@@ -7,9 +7,11 @@ import base64
 import io
 import json
 import re
+import socket
 import time
 import wave
 from typing import Any, get_args
+from urllib.parse import urlsplit
 
 import av
 import httpx
@@ -160,6 +162,31 @@ async def test_a_slow_client_gets_all_of_it(http: httpx.AsyncClient) -> None:
                 await asyncio.sleep(0.05)
             slow += piece
     assert slow == whole
+
+
+@pytest.mark.parametrize("stream_format", ["audio", "sse"])
+async def test_a_paused_player_holds_nobody_up(smi: Any, node: Any, stream_format: str) -> None:
+    """The voice has one slot, and says all of it while the client takes nothing; the client gets it all."""
+    body = {"model": "tts-1", "input": LONG, "response_format": "pcm", "stream_format": stream_format}
+    parts, sent = urlsplit(smi.url), json.dumps(body).encode()
+    with socket.socket() as paused:
+        paused.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        paused.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(paused, (parts.hostname, parts.port))
+        head = f"POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {smi.key}\r\n"
+        head += f"Connection: close\r\nContent-Length: {len(sent)}\r\n\r\n"
+        await loop.sock_sendall(paused, head.encode() + sent)
+        received = await loop.sock_recv(paused, 1)
+        async with asyncio.timeout(20):
+            while (await node.runner("hibari")).active:
+                await asyncio.sleep(0.05)
+        while data := await loop.sock_recv(paused, 1 << 20):
+            received += data
+    assert received.endswith(b"\r\n0\r\n\r\n")
+    seconds = len(received) / 48_000 / (1 if stream_format == "audio" else 4 / 3)
+    assert seconds > 200
+    assert (b"speech.audio.done" in received) == (stream_format == "sse")
 
 
 @pytest.mark.parametrize("as_events", [False, True])
