@@ -17,6 +17,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
 
 from blocks.addresses import is_ours
 from blocks.errors import ConfigurationError, ModelNotFound
+from blocks.validation import quoted
 
 Tier = Literal["local", "cloud"]
 
@@ -75,7 +76,9 @@ class Catalogue:
         if model is None or (task is not None and model.task != task):
             fitting = [entry.name for entry in self if task in (None, entry.task)]
             known = f"is for {model.task}, not {task}" if model else "does not exist"
-            raise ModelNotFound(f"model {name!r} {known}; there are: {', '.join(fitting)}", param="model")
+            raise ModelNotFound(
+                f"model {quoted(name)} {known}; there are: {', '.join(fitting)}", param="model"
+            )
         return model
 
     def default(self, task: str) -> Model:

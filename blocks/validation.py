@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -97,6 +98,14 @@ def path(location: tuple[int | str, ...], at: str = "") -> str:
         else:
             text += f".{shortened(part)}" if text else shortened(part)
     return text
+
+
+def quoted(value: str) -> str:
+    """A value that should be a name, in quotes. One that is none is told by its length: it may be anything,
+    such as what a pipeline's step has written, and errors are recorded."""
+    if re.fullmatch(r"[A-Za-z0-9._:/@-]{0,64}", value):
+        return repr(value)
+    return f"(a text of {len(value)} characters)"
 
 
 def shortened(name: str) -> str:

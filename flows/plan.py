@@ -17,7 +17,7 @@ from pydantic_core import to_json
 from blocks.catalogue import Catalogue, Model
 from blocks.errors import InvalidRequest, ModelNotFound
 from blocks.storage import Media
-from blocks.validation import nearest, path, said, shortened, told
+from blocks.validation import nearest, path, quoted, said, shortened, told
 from blocks.yaml import MAX_TEXT
 from flows.checks import INPUTS, Check, refuse_foreign
 from flows.definition import (
@@ -209,7 +209,7 @@ def _input(name: str, asked: Input, value: Any) -> Any:
 
 def _entry(name: str, asked: StepDefinition, flows: Mapping[str, Entry]) -> Entry:
     if asked.task not in flows:
-        problem = f"is wrong: there is no task {shortened(asked.task)!r}; {_there(asked.task, flows)}"
+        problem = f"is wrong: there is no task {quoted(asked.task)}; {_there(asked.task, flows)}"
         raise _at(f"steps.{name}.task", problem)
     return flows[asked.task]
 

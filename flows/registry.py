@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from blocks.errors import InvalidRequest
+from blocks.validation import quoted
 from blocks.vectors import File
 from flows.ask import Answer, AskRequest, ask
 from flows.chat import ChatRequest, chat
@@ -50,5 +51,7 @@ def flow_named(name: str) -> Entry:
         InvalidRequest: with the names that would be right.
     """
     if name not in FLOWS:
-        raise InvalidRequest(f"flow {name!r} does not exist; there are: {', '.join(FLOWS)}", param="flow")
+        raise InvalidRequest(
+            f"flow {quoted(name)} does not exist; there are: {', '.join(FLOWS)}", param="flow"
+        )
     return FLOWS[name]

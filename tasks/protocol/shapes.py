@@ -12,6 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from blocks.validation import quoted
+
 Role = Literal["system", "developer", "user", "assistant"]
 
 
@@ -23,7 +25,7 @@ def _flat(content: Any) -> Any:
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind != "text" or not isinstance(part.get("text"), str):
-            named = f"{kind!r} " if isinstance(kind, str) and len(kind) <= 32 else ""
+            named = f"{quoted(kind)} " if isinstance(kind, str) else ""
             raise ValueError(f"content part {named}is not supported here; give text")
         texts.append(part["text"])
     return "\n".join(texts)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from blocks.errors import InvalidRequest
+from blocks.catalogue import load_catalogue
+from blocks.errors import InvalidRequest, ModelNotFound
+from blocks.validation import quoted
 from deployments.jobs.requests import parsed
 from flows.chat import ChatRequest
 from flows.definition import Pipeline
@@ -72,3 +75,23 @@ def test_a_pipelines_steps(step: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         hand_in(step)
     assert said in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("hf:Qwen/Qwen3-0.6B@main", "'hf:Qwen/Qwen3-0.6B@main'"),
+        ("", "''"),
+        ("a" * 65, "(a text of 65 characters)"),
+        ("my PIN is 1234", "(a text of 14 characters)"),
+        ("name\n", "(a text of 5 characters)"),
+    ],
+)
+def test_only_what_looks_like_a_name_is_quoted(value: str, said: str) -> None:
+    """Errors are recorded, and a voice or a model may be what another step has written."""
+    assert quoted(value) == said
+
+
+def test_a_model_that_is_none_is_not_quoted(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"^model \(a text of 14 characters\) does not exist"):
+        load_catalogue(tmp_path).get("my PIN is 1234")

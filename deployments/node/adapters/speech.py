@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from blocks.errors import InvalidRequest, UpstreamFailed
+from blocks.validation import quoted
 from deployments.node.adapters.base import Adapter, Emit
 from deployments.node.adapters.encode import RATE, SoundEncoder
 from deployments.node.bridge import driving
@@ -16,7 +17,6 @@ from tasks.protocol.shapes import SpeechParameters, SpeechResult
 
 CHUNK = 64 * 1024
 AHEAD = 2  # pieces that a driver may be ahead of the encoder, or of a slow client: each may be megabytes
-MAX_NAME = 64
 
 
 class SpeechAdapter(Adapter[SpeechDriver, SpeechParameters]):
@@ -55,8 +55,7 @@ class SpeechAdapter(Adapter[SpeechDriver, SpeechParameters]):
         voices = self.driver.voices
         if asked and asked not in voices:
             raise InvalidRequest(
-                f"model {self.driver.model.name!r} has no voice {asked[:MAX_NAME]!r}; "
-                f"it has: {', '.join(voices)}",
+                f"model {self.driver.model.name!r} has no voice {quoted(asked)}; it has: {', '.join(voices)}",
                 param="voice",
             )
         return asked or voices[0]

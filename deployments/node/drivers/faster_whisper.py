@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from blocks.catalogue import Model
 from blocks.errors import InvalidRequest, LoadFailed
+from blocks.validation import quoted
 from deployments.node.drivers.base import Speech, TranscriptionDriver
 from deployments.node.drivers.options import default_threads, read_options
 from deployments.node.drivers.weights import resolve
@@ -137,12 +138,12 @@ class FasterWhisperDriver(TranscriptionDriver):
             return language
         if known == ["en"]:
             raise InvalidRequest(
-                f"model {self.model.name!r} knows English only, not {language!r}; "
+                f"model {self.model.name!r} knows English only, not {quoted(language)}; "
                 "leave `language` out or use a multilingual model",
                 param="language",
             )
         raise InvalidRequest(
-            f"language {language!r} is not known; give an ISO 639-1 code: {', '.join(sorted(known))}",
+            f"language {quoted(language)} is not known; give an ISO 639-1 code: {', '.join(sorted(known))}",
             param="language",
         )
 
