@@ -14,18 +14,26 @@ from typing import Literal
 from prefect.runtime import flow_run
 
 from blocks.catalogue import Model
-from blocks.errors import ModelNotFound, OutOfMemory, PermissionDenied, SmiError, Unavailable
+from blocks.errors import (
+    ModelNotFound,
+    OutOfMemory,
+    PayloadTooLarge,
+    PermissionDenied,
+    SmiError,
+    Unavailable,
+)
 from blocks.storage import Media
 from tasks.fleet import Node, Runner, current_fleet
 from tasks.job import Priority, current_job, placed, principal, progress
 from tasks.live import current, label
 from tasks.principal import Policy
-from tasks.protocol.client import OnEvent
+from tasks.protocol.client import MAX_MESSAGE, OnEvent
 from tasks.protocol.inference_pb2 import HIGH, LOW, NORMAL, Done, Event, Header
 from tasks.protocol.shapes import Parameters
 from tasks.step import step
 
 Reason = Literal["warm", "loading", "load", "evict", "wait"]
+MAX_PARAMETERS = MAX_MESSAGE - 64 * 1024  # bytes; the rest is for the header's other fields
 NODE_WAIT_S = 5.0  # how long a request waits for a first node, as after a start
 WIRE_PRIORITY = {"high": HIGH, "normal": NORMAL, "low": LOW}
 
@@ -128,6 +136,7 @@ async def infer(
         on_event: gets deltas and progress; without it everything comes in `Done`.
 
     Raises:
+        PayloadTooLarge: the parameters are more than one message to a node holds.
         SmiError: of the kind that `blocks.errors` lists.
     """
     fleet = await current_fleet()
@@ -136,11 +145,16 @@ async def infer(
     _permit(entry, policy)
     priority = priority or (job.priority if job is not None else "normal")
     need = Need(entry.name, int(entry.memory), priority)
+    wire = parameters.wire()
+    if len(wire) > MAX_PARAMETERS:
+        raise PayloadTooLarge(
+            f"the request has {len(wire)} bytes of parameters; {MAX_PARAMETERS} bytes go to a node at once"
+        )
     header = Header(
         request_id=_request_id(),
         model=entry.name,
         task=task,
-        parameters=parameters.wire(),
+        parameters=wire,
         priority=WIRE_PRIORITY[priority],
         policy=policy,
         stream=on_event is not None or job is not None,

@@ -17,6 +17,7 @@ from deployments.node.resident import Runner
 from deployments.node.runners import Runners
 from deployments.node.wire import Beats, Context, each, error_event, header_of, unexpected
 from tasks.protocol.auth import node_proof
+from tasks.protocol.client import too_large
 from tasks.protocol.inference_pb2 import (
     Done,
     DrainReply,
@@ -161,6 +162,8 @@ class Node:
         if error.code() == grpc.StatusCode.UNAVAILABLE:
             with suppress(TimeoutError):
                 await asyncio.wait_for(runner.gone.wait(), DEATH_S)
+        if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return too_large("the answer")
         return _died()
 
     async def watch(self, request: WatchRequest, context: Context) -> None:

@@ -10,14 +10,23 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from blocks.errors import ConfigurationError, DeadlineExceeded, NotAdmitted, RunnerDied, SmiError, from_code
+from blocks.errors import (
+    ConfigurationError,
+    DeadlineExceeded,
+    NotAdmitted,
+    PayloadTooLarge,
+    RunnerDied,
+    SmiError,
+    from_code,
+)
 from tasks.protocol.auth import Caller
 from tasks.protocol.inference_pb2 import Done, Event, Header, Request
 from tasks.protocol.inference_pb2_grpc import InferenceStub
 
+MAX_MESSAGE = 64 * 1024 * 1024  # bytes
 CHANNEL_OPTIONS = [
-    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
-    ("grpc.max_send_message_length", 64 * 1024 * 1024),
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -191,6 +200,10 @@ def _done(event: Event) -> Done:
     return event.done
 
 
+def too_large(what: str) -> PayloadTooLarge:
+    return PayloadTooLarge(f"{what} is larger than the {MAX_MESSAGE >> 20} MiB that go at once; ask for less")
+
+
 def _told(error: grpc.aio.AioRpcError, audience: str) -> SmiError:
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -199,5 +212,7 @@ def _told(error: grpc.aio.AioRpcError, audience: str) -> SmiError:
             return ConfigurationError(f"node {audience} does not know our join token (SMI_JOIN_TOKEN)")
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED | grpc.StatusCode.INTERNAL:
             return RunnerDied("the model's process ended while it worked on this request; try again")
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return too_large("the answer")
         case code:
             return SmiError(f"node {audience} answered with gRPC status {code.name}")

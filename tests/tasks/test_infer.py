@@ -18,17 +18,18 @@ from blocks.errors import (
     NotAdmitted,
     NotFound,
     OutOfMemory,
+    PayloadTooLarge,
     RunnerDied,
     SmiError,
     Unavailable,
 )
 from blocks.storage import Recording, Storage
 from tasks import fleet
-from tasks.dispatch import infer
+from tasks.dispatch import MAX_PARAMETERS, infer
 from tasks.fleet import Node, Runner
 from tasks.live import LiveRun, entered
-from tasks.protocol.client import Client
-from tasks.protocol.inference_pb2 import Done, Event, Progress, Text
+from tasks.protocol.client import MAX_MESSAGE, Client
+from tasks.protocol.inference_pb2 import Done, Event, Header, Progress, Text
 from tasks.protocol.inference_pb2_grpc import InferenceServicer, add_InferenceServicer_to_server
 from tasks.protocol.shapes import ChatParameters, Message, TranscriptionParameters
 
@@ -191,3 +192,30 @@ async def test_who_waits_for_media_can_be_cancelled(patient: None, monkeypatch: 
     monkeypatch.setattr(Recording, "chunks", chunks)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(hear(Recording(path="x")), 0.3)
+
+
+async def test_more_than_one_message_holds_is_told_with_its_size(
+    scripted: Callable[..., ScriptedFleet],
+) -> None:
+    nodes = scripted()
+    large = ChatParameters(messages=[Message(role="user", content="x" * MAX_PARAMETERS)])
+    with entered(LiveRun("chat", "req_1")), pytest.raises(PayloadTooLarge, match=f"{MAX_PARAMETERS} bytes"):
+        await infer("chat", "echo", large)
+    assert nodes.asked == []
+
+
+class Large(InferenceServicer):  # type: ignore[misc]
+    async def Ask(self, request: Any, context: Any) -> Event:
+        return Event(done=Done(result=bytes(MAX_MESSAGE + 1)))
+
+
+async def test_an_answer_larger_than_a_message_is_told_so(tmp_path: Path) -> None:
+    server, client = grpc.aio.server(options=[("grpc.max_send_message_length", -1)]), Client("join-token")
+    add_InferenceServicer_to_server(Large(), server)
+    target = f"unix:{tmp_path}/large.sock"
+    server.add_insecure_port(target)
+    await server.start()
+    with pytest.raises(PayloadTooLarge, match="the answer is larger than the 64 MiB"):
+        await client.run(target, "large:1", Header(model="echo"))
+    await client.close()
+    await server.stop(0)
