@@ -7,7 +7,14 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, Event, ScalarEvent
+from ruamel.yaml.events import (
+    AliasEvent,
+    CollectionEndEvent,
+    CollectionStartEvent,
+    Event,
+    NodeEvent,
+    ScalarEvent,
+)
 
 from blocks.errors import InvalidRequest, storable
 
@@ -18,8 +25,8 @@ MAX_DEPTH = 40
 def read_yaml(text: str, what: str) -> Any:
     """The one document that `text` is: YAML 1.2, and so JSON as well.
 
-    Keys that stand twice are refused, and aliases (`*name`), which can make much out of little. Takes
-    about 0.1 s for 10 kB.
+    Keys that stand twice are refused, tags (`!name`), and aliases (`*name`), which can make much out of
+    little. Takes about 0.1 s for 10 kB.
 
     Args:
         what: a name for it in errors, such as `pipeline`.
@@ -47,6 +54,8 @@ def _check(events: Iterable[Event], what: str) -> None:
         problem = ""
         if depth > MAX_DEPTH:
             problem = "nested too deeply"
+        elif isinstance(event, NodeEvent) and getattr(event, "tag", None):
+            problem = "tags (!name) are not taken here"
         elif isinstance(event, AliasEvent):
             problem = "aliases (*name) are not taken here"
         elif isinstance(event, ScalarEvent) and storable(event.value) != event.value:

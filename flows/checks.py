@@ -142,13 +142,12 @@ def refuse_foreign(request: BaseModel, known: Known, at: str) -> None:
         known: the inputs and results of steps, by reference and path.
     """
     for location, media in media_in(request):
-        if media.reference is None and media.path is None:
-            continue
         kind = known.get((media.reference, media.path))
         param = path(location, at)
         if kind is None:
             raise InvalidRequest(
-                f"{param!r} names a file itself; refer to an input ($inputs.name) or to a step's result",
+                f"{param!r} names a file itself, or none; refer to an input ($inputs.name) or to a step's "
+                "result",
                 param=param,
             )
         if not issubclass(kind, type(media)):

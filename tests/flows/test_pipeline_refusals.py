@@ -198,6 +198,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "steps.cut.parameters.file",
         "names a file itself",
     ),
+    "a file that is none": (
+        {"steps.cut.parameters.file": {"name": "x.png"}},
+        "steps.cut.parameters.file",
+        "names a file itself, or none",
+    ),
+    "a file of nothing": (
+        {"steps.cut.parameters.file": {"reference": None, "path": None}},
+        "steps.cut.parameters.file",
+        "names a file itself, or none",
+    ),
     "another job's file": (
         {"steps.cut.parameters.file": {"reference": "jobs/job_b/inputs/file"}},
         "steps.cut.parameters.file",
@@ -331,7 +341,10 @@ async def test_the_api_refuses_each_before_a_job_is_there(http: httpx.AsyncClien
         ("a: &x [1]\nb: *x", "line 2: aliases"),
         ("a: [1", "line 1"),
         ('a: 1\nb: "\\ud800"', "line 2: an unpaired surrogate"),
-        ("a: !!python/object/apply:os.system [ls]", "constructor"),
+        ("a: !!python/object/apply:os.system [ls]", "line 1: tags"),
+        ("a: 1\nb: !!bool foo", "line 2: tags"),
+        ("a: !own {}", "line 1: tags"),
+        ("a: ! x", "line 1: tags"),
         ("[" * 2000 + "]" * 2000, "nested too deeply"),
         ("x" * 300_000, "at most"),
     ],
