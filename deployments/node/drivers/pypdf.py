@@ -30,7 +30,7 @@ from deployments.node.drivers.options import read_options
 from tasks.protocol.shapes import Page
 
 LOOK_S = 0.05  # between looks at whether the text is still wanted
-HEAD = 1024  # a PDF's first line is among so many bytes
+HEAD = 1024  # bytes: a PDF begins there, after a byte order mark and white space if at all
 MARKDOWN = (".md", ".markdown", ".mdown", ".mkd")
 MAX_TEXT_BYTES = 64 << 20  # of a text, and of what the child says of one page
 # All that the child, which reads what may be hostile, gets of the environment: no tokens.
@@ -74,7 +74,7 @@ class PyPdfDriver(ReadingDriver):
         head = document.read(HEAD)
         document.seek(0)
         with self.counting(cancelled):
-            if b"%PDF-" in head:
+            if head.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"%PDF-"):
                 yield "application/pdf"
                 yield from self._pages(document, cancelled)
             else:

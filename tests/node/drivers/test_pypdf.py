@@ -94,6 +94,7 @@ async def test_a_pdf_is_read_page_by_page_and_empty_pages_are_listed() -> None:
     [
         ("# Sea\né".encode(), "a.MD", "text/markdown", "# Sea\né"),
         ("Sea é".encode(), "a.txt", "text/plain", "Sea é"),
+        (b"A PDF begins with %PDF-1.7", "a.txt", "text/plain", "A PDF begins with %PDF-1.7"),
         ("\ufeffSea".encode(), "", "text/plain", "Sea"),
         ("\ufeffSea é".encode("utf-16-le"), "", "text/plain", "Sea é"),
         ("\ufeffSea é".encode("utf-16-be"), "", "text/plain", "Sea é"),
@@ -113,6 +114,7 @@ async def test_texts(document: bytes, name: str, kind: str, text: str) -> None:
         (b"\x89PNG\r\n", "a picture"),
         (b"text\0text", "NUL"),
         (b"%PDF-1.7\nno more", "the PDF is broken"),
+        (b"\xef\xbb\xbf\r\n %PDF-1.7\nno more", "the PDF is broken"),
         (pdf(saying("x"))[:200], "the PDF is broken"),
     ],
 )
