@@ -38,6 +38,7 @@ from tasks.links import link
 
 LONG_S = 3.0  # a step that lasts longer shows how far it is
 EVERY_S = 2.0
+PATIENCE_CANCELLED_S = 0.5
 PATIENCE_S = 10.0  # Prefect may take so long before we go on without
 LONGEST = 200_000  # characters of a text
 # Prefect does not answer, refuses, or answers what its client does not understand.
@@ -142,14 +143,20 @@ def harmless(markdown: str) -> str:
 
 @asynccontextmanager
 async def progress_shown(run: JobRun) -> AsyncIterator[None]:
-    """Within it, steps of `run` that last longer than 3 s show how far they are."""
+    """Within it, steps of `run` that last longer than 3 s show how far they are. Whoever cancels it does not
+    wait for a Prefect that is slow."""
     over = asyncio.Event()
     showing = asyncio.create_task(_show_progress(run, over))
     try:
         yield
+    except asyncio.CancelledError:
+        asyncio.get_running_loop().call_later(PATIENCE_CANCELLED_S, showing.cancel)
+        raise
     finally:
         over.set()
-        await showing
+        await asyncio.wait({showing})
+        if not showing.cancelled():
+            showing.result()
 
 
 async def _show_progress(run: JobRun, over: asyncio.Event) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from pydantic import TypeAdapter
 
 from blocks.settings import Settings
 from blocks.storage import Recording
-from tasks.artifacts import artifacts, show
+from tasks.artifacts import artifacts, progress_shown, show
 from tasks.audio import Speech
 from tasks.fleet import close_fleet, current_fleet
 from tasks.job import JobRun
@@ -80,3 +82,26 @@ def test_no_link_is_shown_to_a_file_that_the_api_does_not_have(tmp_path: Path) -
     made = Speech(audio=sound, seconds=1)
     assert len(list(artifacts(settings, "runs/1/x", "speak", made))) == 1
     assert list(artifacts(settings, None, "speak", made)) == []
+
+
+async def test_who_cancels_a_run_does_not_wait_for_a_slow_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancelled pipeline stayed `running` for 10 s and more."""
+
+    async def slow(*_: object) -> None:
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr("tasks.artifacts._update", slow)
+    begun = asyncio.Event()
+
+    async def work() -> None:
+        async with progress_shown(JobRun("jobs/job_1", "req_1")):
+            begun.set()
+            await asyncio.sleep(60)
+
+    run = asyncio.create_task(work())
+    await begun.wait()
+    cancelled = time.monotonic()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert time.monotonic() - cancelled < 5
