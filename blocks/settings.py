@@ -66,6 +66,9 @@ class Settings(BaseSettings):
         None, description="where browsers reach the API, for links; default http://host:api_port"
     )
     link_days: float = Field(7, gt=0, description="days that links to files stay good")
+    local_files: Path | None = Field(
+        None, description="folder whose files runs that Prefect's UI or a schedule starts may read by `path`"
+    )
     artifacts: bool = Field(
         True, description="whether transcripts, answers and links to files of jobs are shown in Prefect's UI"
     )

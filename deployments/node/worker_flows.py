@@ -24,9 +24,11 @@ from blocks.errors import PermissionDenied, StorageNotShared
 from blocks.storage import Storage
 from deployments.jobs.requests import parsed
 from deployments.jobs.stored import NOT_SHARED, Failure, OfNoJob, Outcome, Stored, StoredRequest
+from deployments.node.local_files import refuse_files
 from deployments.node.progress import kept_in
 from flows.registry import FLOWS
 from tasks.artifacts import progress_shown, show
+from tasks.fleet import current_fleet
 from tasks.job import JobRun, in_job
 from tasks.step import content_free
 
@@ -151,8 +153,11 @@ async def _perform(flow: Flow[..., Any], request: Any, storage: Storage) -> None
         run = JobRun(stored.folder, asked.request_id, asked.principal, stored.priority)
     try:
         async with kept_in(storage, outcome.progress, run), progress_shown(run):
+            content = parsed(FLOWS[flow.name].request, request)
+            if stored is None:
+                refuse_files(content, (await current_fleet()).settings.local_files)
             with in_job(run):
-                result = await flow.fn(parsed(FLOWS[flow.name].request, request))
+                result = await flow.fn(content)
     except Exception as error:
         failure = Failure.of(content_free(error)).model_dump_json().encode()
         await asyncio.to_thread(storage.write, outcome.error, failure)

@@ -92,6 +92,12 @@ async def test_a_live_run_shows_no_content(client: Any, prefect: httpx.AsyncClie
     assert await shown(prefect, runs[0]["id"]) == {}
 
 
+async def test_a_run_from_the_ui_reads_no_local_file(prefect: httpx.AsyncClient) -> None:
+    run = await started(prefect, "transcribe", {"file": {"path": str(QUESTION)}})
+    assert run["state_type"] == "FAILED"
+    assert "SMI_LOCAL_FILES" in run["state"]["message"]
+
+
 async def test_a_run_from_the_ui_leaves_its_result_where_its_page_leads(
     prefect: httpx.AsyncClient, settings: Settings
 ) -> None:
