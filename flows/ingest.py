@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+import unicodedata
 from typing import Annotated
 
 from prefect import flow
 from pydantic import BaseModel, ConfigDict, Field
 
-from blocks.errors import InvalidMedia, PayloadTooLarge
+from blocks.errors import InvalidMedia, InvalidRequest, PayloadTooLarge
 from blocks.storage import Document
 from blocks.vectors import File, Index, IndexName
 from tasks.chunks import chunked, size_for
@@ -17,6 +18,7 @@ from tasks.documents import fingerprint, read
 from tasks.protocol.shapes import ReadingResult
 from tasks.vectors import embed_chunks, embedding_model, get_index, store
 
+MAX_NAME = 255
 MAX_CHUNKS = 20_000  # their vectors are held at once until all are made
 
 
@@ -27,13 +29,15 @@ class IngestRequest(BaseModel):
 
     index: IndexName
     file: Document
-    name: Annotated[str, Field(max_length=255)] = Field("", description="to be cited by; default: the file's")
+    name: Annotated[str, Field(max_length=MAX_NAME)] = Field(
+        "", description="to be cited by; default: the file's"
+    )
 
 
 @flow(name="ingest")
 async def ingest(request: IngestRequest) -> File:
     index = await get_index(request.index)
-    name = request.name or request.file.name or "document"
+    name = _named(request)
     identity, size = await fingerprint(request.file)
     reading = await read(request.file, name)
     markdown = reading.content_type == "text/markdown"
@@ -53,6 +57,20 @@ async def ingest(request: IngestRequest) -> File:
         created=time.time(),
     )
     return await store(index, file, batches)
+
+
+def _named(request: IngestRequest) -> str:
+    """What the document is cited by."""
+    name = request.name or request.file.name or "document"
+    problem = ""
+    if len(name) > MAX_NAME:
+        problem = f"has {len(name)} characters, more than {MAX_NAME}"
+    elif any(unicodedata.category(mark) in ("Cc", "Cs") for mark in name):
+        problem = "holds NUL or another control character"
+    if problem:
+        param = "name" if request.name else "file"
+        raise InvalidRequest(f"the document's name {problem}; give another in 'name'", param=param)
+    return name
 
 
 async def _size(index: Index) -> int:

@@ -39,6 +39,7 @@ from blocks.vectors import (
 
 CATALOGUE = "smi_indexes"
 TIMEOUT_S = 30.0
+NEVER_MS = 2**31 - 1
 PAGE = 1000  # rows of a listing fetched at once
 ROWS = 500  # rows written at once
 NO_COLLECTION, NOT_LOADED, NO_CONNECTION = 100, 101, 2  # Milvus' codes
@@ -232,7 +233,9 @@ class Store:
         """The client, connected at the first call."""
         with self._connecting:
             if self._client is None:
-                client = MilvusClient(self._uri, token=self._token, timeout=TIMEOUT_S)
+                # Milvus Lite, in this process, takes pings for an attack and breaks the connection.
+                options = {"grpc.keepalive_time_ms": NEVER_MS} if self._lite else {}
+                client = MilvusClient(self._uri, token=self._token, timeout=TIMEOUT_S, grpc_options=options)
                 if not client.has_collection(CATALOGUE):
                     schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
                     schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=64)

@@ -206,6 +206,18 @@ async def test_files_that_cannot_be_read_are_refused(
     assert len(await filenames(http, library)) == 10
 
 
+@pytest.mark.parametrize("as_field", [False, True])
+@pytest.mark.parametrize(("name", "said"), [("a\x1b.txt", "control character"), ("n" * 256, "255")])
+async def test_names_that_cannot_be_cited_are_refused(
+    http: httpx.AsyncClient, library: str, name: str, said: str, as_field: bool
+) -> None:
+    file, form = ("a.txt", {"name": name}) if as_field else (name, {})
+    answer = await http.post(f"{library}/files", files={"file": (file, b"x")}, data=form)
+    assert answer.status_code == 400, answer.text
+    assert said in answer.json()["error"]["message"]
+    assert len(await filenames(http, library)) == 10
+
+
 async def test_what_a_new_index_asks_of_its_model_is_recorded(
     http: httpx.AsyncClient, prefect: httpx.AsyncClient
 ) -> None:
