@@ -140,7 +140,7 @@ async def recorded(settings: Settings, expected: int) -> int:
     """Runs in Prefect once no more are awaited or come."""
     count, grown = -1, time.monotonic()
     async with prefect_http(settings, timeout_s=60) as http:
-        while count < expected and time.monotonic() - grown < 20:
+        while count < expected and time.monotonic() - grown < 60:
             found = await http.post("/flow_runs/count", json={"flow_runs": {"tags": {"all_": ["live"]}}})
             found.raise_for_status()
             if found.json() > count:
