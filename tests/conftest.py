@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,7 +109,7 @@ class Installation:
         """`smi up`, its children and all that they started."""
         found = []
         for pid in (self.up.pid, *self.pids.values()):
-            if psutil.pid_exists(pid):
+            with suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
                 found += [process, *process.children(recursive=True)]
         return list(dict.fromkeys(found))

@@ -6,6 +6,7 @@ import asyncio
 import resource
 import zlib
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,12 @@ async def read(
 
 
 def children() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "pypdf_child" in " ".join(child.cmdline())]
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            if "pypdf_child" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 async def test_a_pdf_is_read_page_by_page_and_empty_pages_are_listed() -> None:
