@@ -50,9 +50,7 @@ async def ensure_pools(settings: Settings) -> None:
     """
     async with prefect_http(settings, BEGINNING_S) as http:
         for name, memory in POOLS.items():
-            await _ensure_pool(http, name, memory)
-            for queue, priority in QUEUES.items():
-                await _ensure_queue(http, name, queue, priority)
+            await _ensure(http, name, memory)
 
 
 async def add_pool(settings: Settings, name: str, gpu_memory_gb: int) -> bool:
@@ -73,9 +71,7 @@ async def add_pool(settings: Settings, name: str, gpu_memory_gb: int) -> bool:
                 f"pool {name!r} exists already, with {there} GB of GPU memory, not {gpu_memory_gb}: "
                 "choose another name"
             )
-        await _ensure_pool(http, name, gpu_memory_gb)
-        for queue, priority in QUEUES.items():
-            await _ensure_queue(http, name, queue, priority)
+        await _ensure(http, name, gpu_memory_gb)
     return not found.is_success
 
 
@@ -147,6 +143,13 @@ async def _reached(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
             raise Unavailable(
                 f"Prefect at {http.base_url} does not answer ({type(error).__name__}): is `smi up` running?"
             ) from None
+
+
+async def _ensure(http: httpx.AsyncClient, name: str, gpu_memory_gb: int) -> None:
+    """Make a pool and its queues, or set them right."""
+    await _ensure_pool(http, name, gpu_memory_gb)
+    for queue, priority in QUEUES.items():
+        await _ensure_queue(http, name, queue, priority)
 
 
 async def _ensure_pool(http: httpx.AsyncClient, name: str, gpu_memory_gb: int) -> None:

@@ -22,8 +22,6 @@ from tasks.image import Image
 from tasks.protocol.shapes import TranscriptionResult
 from tasks.text import Completion, Embeddings
 
-__all__ = ["FLOWS", "STEPS", "Entry", "flow_named"]
-
 # What a pipeline's step may name as its task.
 STEPS = {
     entry.flow.name: entry

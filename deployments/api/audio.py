@@ -9,20 +9,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from blocks.storage import Recording
-from deployments.api.disconnect import ClientPresent
 from deployments.api.docs import takes_form
 from deployments.api.forms import fields, file_of, form_of
-from deployments.api.live import (
-    LiveRoute,
-    json_response,
-    live_run,
-    named,
-    origin,
-    origin_headers,
-    recorder_of,
-)
+from deployments.api.live import LiveRoute, answered, json_response, named, origin, origin_headers
 from deployments.api.parameters import TRANSCRIPTION
-from flows.live import run_live
 from flows.transcribe import TranscribeRequest, transcribe
 from tasks.live import LiveRun
 from tasks.protocol.shapes import TranscriptionParameters, TranscriptionResult
@@ -45,9 +35,7 @@ async def create_transcription(request: Request) -> Response:
             **asked.model_dump(exclude={"response_format"}),
             file=Recording.upload(upload.file, upload.filename or ""),
         )
-        run = live_run(request, transcribe.name)
-        async with ClientPresent(request.receive):
-            result = await run_live(transcribe, run, recorder_of(request), recording)
+        result, run = await answered(request, transcribe, recording)
     if asked.response_format == "text":
         return PlainTextResponse(result.text + "\n", headers=origin_headers(run))
     return json_response(_told(run, result), run)

@@ -13,21 +13,10 @@ from starlette.responses import Response
 from blocks.errors import InvalidRequest
 from deployments.api import parameters
 from deployments.api.body import read_body
-from deployments.api.disconnect import ClientPresent
 from deployments.api.docs import takes_json
 from deployments.api.errors import parse
-from deployments.api.live import (
-    LiveRoute,
-    LiveStream,
-    event,
-    json_response,
-    live_run,
-    named,
-    origin,
-    recorder_of,
-)
+from deployments.api.live import LiveRoute, LiveStream, answered, event, json_response, named, origin
 from flows.chat import ChatRequest, chat
-from flows.live import run_live
 from tasks.live import LiveRun
 from tasks.protocol.shapes import Content, Message
 from tasks.text import Completion, TextDelta
@@ -99,9 +88,7 @@ async def create_chat_completion(request: Request) -> Response:
     if asked.stream:
         usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
         return ChatStream(request, question, usage)
-    run = live_run(request, chat.name)
-    async with ClientPresent(request.receive):
-        answer = await run_live(chat, run, recorder_of(request), question)
+    answer, run = await answered(request, chat, question)
     return json_response(_whole(run, answer), run)
 
 

@@ -48,9 +48,8 @@ def document(app: FastAPI) -> None:
             components = schema.setdefault("components", {})
             components.setdefault("schemas", {}).update(definitions["$defs"])
             step = components["schemas"]["StepDefinition"]["properties"]
-            step["task"]["enum"] = list(
-                STEPS
-            )  # the flows are made after the model, and cannot be named there
+            # The flows are made after the model, and cannot be named there.
+            step["task"]["enum"] = list(STEPS)
             components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             schema["security"] = [{"key": []}]
             for path in PUBLIC & schema["paths"].keys():

@@ -14,12 +14,10 @@ from starlette.responses import Response
 
 from deployments.api import parameters
 from deployments.api.body import read_body
-from deployments.api.disconnect import ClientPresent
 from deployments.api.docs import takes_json
 from deployments.api.errors import parse
-from deployments.api.live import LiveRoute, live_run, named, origin, origin_headers, recorder_of
+from deployments.api.live import LiveRoute, answered, named, origin, origin_headers
 from flows.embed import EmbedRequest, embed
-from flows.live import run_live
 from tasks.live import LiveRun
 from tasks.text import Embeddings
 
@@ -67,10 +65,8 @@ async def create_embeddings(request: Request) -> Response:
     asked = parse(EmbeddingsRequest, await read_body(request))
     texts = asked.checked()
     await named(texts.model, "embedding")
-    run = live_run(request, embed.name)
-    async with ClientPresent(request.receive):
-        made = await run_live(embed, run, recorder_of(request), texts)
-        vectors = _in_base64(made) if asked.encoding_format == "base64" else await _as_numbers(made)
+    made, run = await answered(request, embed, texts)
+    vectors = _in_base64(made) if asked.encoding_format == "base64" else await _as_numbers(made)
     data = b",".join(
         b'{"object":"embedding","index":%d,"embedding":%b}' % item for item in enumerate(vectors)
     )

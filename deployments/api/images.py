@@ -14,21 +14,11 @@ from starlette.responses import Response
 
 from blocks.errors import InvalidRequest
 from blocks.storage import Picture
-from deployments.api.disconnect import ClientPresent
 from deployments.api.docs import takes_form
 from deployments.api.forms import fields, file_of, form_of
-from deployments.api.live import (
-    LiveRoute,
-    json_response,
-    live_run,
-    named,
-    origin,
-    origin_headers,
-    recorder_of,
-)
+from deployments.api.live import LiveRoute, answered, json_response, named, origin, origin_headers
 from deployments.api.parameters import IMAGES
 from flows.cutout import CutoutRequest, cutout
-from flows.live import run_live
 from flows.upscale import UpscaleRequest, upscale
 from tasks.fleet import current_fleet
 from tasks.image import Image
@@ -76,11 +66,9 @@ async def _create(
             await named(asked.model, flow.name)
         upload = file_of(form, field)
         picture = Picture.upload(upload.file, upload.filename or "")
-        run = live_run(request, flow.name)
         question = flow_request(**asked.model_dump(exclude={"response_format"}), file=picture)
         try:
-            async with ClientPresent(request.receive):
-                made: Image = await run_live(flow, run, recorder_of(request), question)
+            made, run = await answered(request, flow, question)
         except InvalidRequest as error:
             if error.param == "file":  # as the flow names it
                 error.param = field

@@ -12,15 +12,13 @@ from starlette.responses import Response
 from blocks.storage import Document
 from blocks.vectors import DocumentId, File, Index, IndexName
 from deployments.api.body import read_body
-from deployments.api.disconnect import ClientPresent
 from deployments.api.docs import takes_form, takes_json
 from deployments.api.errors import parse
 from deployments.api.forms import fields, file_of, form_of
-from deployments.api.live import json_response, live_run, origin, recorder_of
+from deployments.api.live import answered, json_response, live_run, origin
 from flows.ask import Asked, AskRequest, ask
 from flows.embed import EmbedRequest, embed
 from flows.ingest import IngestRequest, ingest
-from flows.live import run_live
 from flows.retrieve import Query, RetrieveRequest, retrieve
 from tasks import vectors
 from tasks.live import LiveRun, entered
@@ -113,10 +111,9 @@ async def create_index(request: Request) -> IndexObject:
     asked = parse(NewIndex, await read_body(request))
     model = await vectors.embedding_model(asked.model)
     wanted = EmbedRequest(model=model.name, input=["dimensions"])
-    async with ClientPresent(request.receive):
-        made = await run_live(embed, live_run(request, embed.name), recorder_of(request), wanted)
-        with entered(_as_caller(request)):
-            return IndexObject.of(await vectors.create_index(asked.name, model, made.dimensions))
+    made, _ = await answered(request, embed, wanted)
+    with entered(_as_caller(request)):
+        return IndexObject.of(await vectors.create_index(asked.name, model, made.dimensions))
 
 
 @router.get("", summary="Your indexes")
@@ -153,8 +150,7 @@ async def add_file(request: Request, name: Name) -> FileObject:
         upload = file_of(form)
         document = Document.upload(upload.file, upload.filename or "")
         wanted = IngestRequest(index=name, file=document, name=asked.name)
-        async with ClientPresent(request.receive):
-            file = await run_live(ingest, live_run(request, ingest.name), recorder_of(request), wanted)
+        file, _ = await answered(request, ingest, wanted)
     return FileObject.of(file)
 
 
@@ -180,10 +176,7 @@ async def delete_file(request: Request, name: Name, file: FileId) -> Deleted:
 async def search(request: Request, name: Name) -> Response:
     """Best first. `score` is the cosine of question and passage, -1 to 1."""
     asked = parse(Query, await read_body(request))
-    run = live_run(request, retrieve.name)
-    wanted = RetrieveRequest(index=name, **asked.model_dump())
-    async with ClientPresent(request.receive):
-        found = await run_live(retrieve, run, recorder_of(request), wanted)
+    found, run = await answered(request, retrieve, RetrieveRequest(index=name, **asked.model_dump()))
     return json_response({"object": "list", "data": found.model_dump()["hits"], "smi": origin(run)}, run)
 
 
@@ -196,8 +189,5 @@ async def search(request: Request, name: Name) -> Response:
 async def answer(request: Request, name: Name) -> Response:
     """If no passage reaches `min_score`, the answer says so and `abstained` is true."""
     asked = parse(Asked, await read_body(request))
-    run = live_run(request, ask.name)
-    wanted = AskRequest(index=name, **asked.model_dump())
-    async with ClientPresent(request.receive):
-        found = await run_live(ask, run, recorder_of(request), wanted)
+    found, run = await answered(request, ask, AskRequest(index=name, **asked.model_dump()))
     return json_response({"object": "answer", **found.model_dump(), "smi": origin(run)}, run)

@@ -19,11 +19,10 @@ from deployments.database import unfit
 from deployments.jobs.requests import heaviest_model
 from deployments.jobs.store import Job, Jobs, Submission
 from deployments.jobs.stored import Stored, StoredRequest
+from flows.entry import Entry
 from flows.kinds import media_in
-from flows.registry import Entry
 from tasks.fleet import current_fleet
 from tasks.job import Priority
-from tasks.principal import Principal
 
 
 def input_reference(job_id: str, field: str) -> str:
@@ -67,7 +66,7 @@ async def accept(
         idempotency_key=_idempotency_key(request),
     )
     stored = StoredRequest(
-        principal=Principal(key.name, key.id, "any"),
+        principal=key.principal,
         request_id=job.request_id,
         request=content.model_dump(mode="json", exclude_unset=True),
     )

@@ -28,7 +28,8 @@ from deployments.api.intake import accept, input_reference
 from deployments.jobs.requests import parsed
 from deployments.jobs.store import Job, Jobs, JobState, new_job_id
 from deployments.jobs.stored import Failure, FileKept, Progress, StepShown, Stored
-from flows.registry import Entry, flow_named
+from flows.entry import Entry
+from flows.registry import flow_named
 from tasks.fleet import current_fleet
 from tasks.job import Priority, StepError, StepState
 from tasks.links import link

@@ -20,6 +20,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from blocks.errors import Unauthenticated, Unavailable
 from deployments.database import Base, create_tables
+from tasks.principal import Principal
 
 PREFIX = "sk-smi-"
 REFRESH_S = 3.0  # how long a revoked key may still be good
@@ -47,6 +48,11 @@ class KeyInfo:
 
     id: int
     name: str
+
+    @property
+    def principal(self) -> Principal:
+        """Until keys have policies of their own, a key may do what this installation can."""
+        return Principal(self.name, self.id, "any")
 
 
 def _made(name: str) -> tuple[str, Key]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from prefect import Flow
 from pydantic import BaseModel
@@ -18,12 +19,12 @@ from blocks.errors import Cancelled, SmiError
 from deployments.api.direct import Endpoint
 from deployments.api.disconnect import ClientPresent
 from deployments.api.errors import error_body, unexpected
-from flows.live import Recorder, run_live
+from flows.live import run_live
 from tasks.fleet import current_fleet
 from tasks.live import LiveRun
-from tasks.principal import Principal
 
 EVENTS = "text/event-stream; charset=utf-8"
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,16 @@ class LiveRoute:
 
 def live_run(request: Request, flow: str) -> LiveRun:
     """A run of the flow named `flow`, on behalf of the request's key."""
-    key = request.state.key
-    # Until keys have policies of their own, a key may do what this installation can.
-    return LiveRun(flow, request.state.request_id, principal=Principal(key.name, key.id, "any"))
+    return LiveRun(flow, request.state.request_id, principal=request.state.key.principal)
 
 
-def recorder_of(request: Request) -> Recorder:
-    recorder: Recorder = request.app.state.recorder
-    return recorder
+async def answered(
+    request: Request, flow: Flow[Any, Coroutine[Any, Any, R]], question: BaseModel
+) -> tuple[R, LiveRun]:
+    """What `flow` returns, and its run, which is recorded. Once the client leaves, it is cancelled."""
+    run = live_run(request, flow.name)
+    async with ClientPresent(request.receive):
+        return await run_live(flow, run, request.app.state.recorder, question), run
 
 
 async def named(model: str, task: str) -> str:
@@ -101,7 +104,7 @@ class LiveStream(Response):
         self.started = False
         self._begun: float = request.state.begun
         self._until_first = request.app.state.metrics.ttft.labels(request.scope["route"].path)
-        self._recorder = recorder_of(request)
+        self._recorder = request.app.state.recorder
 
     @abstractmethod
     async def delta(self, delta: Any) -> None:

@@ -19,7 +19,6 @@ from blocks.settings import default_home
 from deployments.client import ApiClient
 from deployments.demo import checks
 from deployments.demo.prefect import recorded
-from deployments.demo.say import say
 from deployments.up.installation import DOWN_S
 
 DATA = Path(__file__).parents[2] / "tests" / "data"
@@ -31,6 +30,11 @@ CITED = "printing.md"  # the document that answers the question
 UNANSWERABLE = "Who won the football match yesterday?"
 INDEX = "handbook"
 PIPELINE_S = 200
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ValidationError
 
 from blocks.catalogue import Catalogue
 from blocks.validation import told
+from flows.entry import Entry
 from flows.pipeline import PipelineRequest
-from flows.registry import Entry
 
 M = TypeVar("M", bound=BaseModel)
 

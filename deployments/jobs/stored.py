@@ -12,6 +12,7 @@ A run that Prefect's UI or a schedule started has no job; what it makes lies bel
 from __future__ import annotations
 
 import posixpath
+from abc import ABC, abstractmethod
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -23,7 +24,7 @@ from tasks.principal import Principal
 NOT_SHARED = "StorageNotShared"  # name of the state of a run whose worker did not find its request
 
 
-class Outcome:
+class Outcome(ABC):
     """Where a run leaves what it has to say.
 
     Attributes:
@@ -32,8 +33,8 @@ class Outcome:
     """
 
     @property
-    def folder(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def folder(self) -> str: ...
 
     @property
     def own(self) -> str:

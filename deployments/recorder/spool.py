@@ -7,7 +7,7 @@ import contextlib
 import logging
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 
@@ -133,17 +133,7 @@ class SpoolRecorder:
             line = end_line(key, run)
         except TypeError as error:  # the end counts more than what could not be written down
             log.error("labels of a run of %r cannot be recorded: %s", run.flow, error)
-            line = end_line(
-                key,
-                LiveRun(
-                    run.flow,
-                    run.request_id,
-                    run.started,
-                    ended=run.ended,
-                    state=run.state,
-                    principal=run.principal,
-                ),
-            )
+            line = end_line(key, replace(run, labels={}, steps=[]))
         self._lines += 1
         self._segments.append(line)
 

@@ -318,6 +318,9 @@ async def test_an_unknown_model(client: openai.AsyncOpenAI, stream: bool) -> Non
 async def test_many_messages_do_not_block_the_others(http: httpx.AsyncClient) -> None:
     messages = b",".join([b'{"role":"user","content":"","refusal":null}'] * 600_000)
     body = b'{"model":"echo","messages":[%b]}' % messages
+    begun = time.monotonic()
+    json.loads(body)
+    bare = time.monotonic() - begun
     large = asyncio.create_task(http.post("/v1/chat/completions", content=body))
     longest = 0.0
     while not large.done():
@@ -327,7 +330,7 @@ async def test_many_messages_do_not_block_the_others(http: httpx.AsyncClient) ->
     response = await large
     assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")
     assert "at most 4096" in response.json()["error"]["message"]
-    assert longest < 2
+    assert longest < 15 * bare  # this process is the client, too
 
 
 async def test_long_names_are_not_looked_up_and_not_repeated(http: httpx.AsyncClient) -> None:

@@ -13,11 +13,30 @@ from pydantic import BaseModel, ValidationError
 
 from blocks.errors import InvalidRequest
 from deployments.node.drivers.base import Driver
-from tasks.protocol.inference_pb2 import Done, Event
+from tasks.protocol.inference_pb2 import Done, Event, Media, Progress
 
 D = TypeVar("D", bound=Driver)
 P = TypeVar("P", bound=BaseModel)
 Emit = Callable[[Event], Awaitable[None]]
+CHUNK = 256 << 10  # bytes of a media event
+
+
+def streamed(emit: Emit | None) -> Emit:
+    """`emit`, where there is one: what is made of bytes can only be streamed."""
+    if emit is None:
+        raise InvalidRequest("this answer comes piece by piece: set `stream` in the header")
+    return emit
+
+
+async def send(data: bytes, content_type: str, emit: Emit) -> None:
+    """`data` in media events."""
+    for start in range(0, len(data), CHUNK):
+        await emit(Event(media=Media(data=data[start : start + CHUNK], content_type=content_type)))
+
+
+def working(fraction: float) -> Event:
+    """How far the work is, 0 to 1."""
+    return Event(progress=Progress(stage="working", fraction=fraction))
 
 
 class Adapter(ABC, Generic[D, P]):

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any
 
-from deployments.node.adapters.base import Adapter, Emit
-from deployments.node.adapters.picture import Pixels, answer, last, read, refuse_format, streamed, work
+from deployments.node.adapters.base import Adapter, Emit, streamed
+from deployments.node.adapters.picture import Pixels, answer, last, read, refuse_format, work
 from deployments.node.drivers.base import CutoutDriver
 from tasks.protocol.inference_pb2 import Done
 from tasks.protocol.shapes import CutoutParameters

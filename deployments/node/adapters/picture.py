@@ -17,11 +17,11 @@ from tempfile import SpooledTemporaryFile
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from blocks.errors import InvalidMedia, InvalidRequest, PayloadTooLarge, UpstreamFailed
-from deployments.node.adapters.base import Emit
+from deployments.node.adapters.base import Emit, send, working
 from deployments.node.adapters.upload import IN_MEMORY, spool
 from deployments.node.bridge import driving
 from deployments.node.drivers.base import Working
-from tasks.protocol.inference_pb2 import Done, Event, Media, Progress
+from tasks.protocol.inference_pb2 import Done
 from tasks.protocol.shapes import PictureFormat, PictureResult
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ T = TypeVar("T")
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 KNOWN = "give png, jpeg, webp, gif or bmp"
 MAX_BYTES = 256 << 20
-CHUNK = 256 << 10
 SIDES = {"png": 2**31 - 1, "webp": 16_383, "jpeg": 65_500}  # pixels; what the formats can hold
 QUALITY = {"webp": {"quality": 90}, "jpeg": {"quality": 92}, "png": {"compress_level": 4}}
 # What Pillow raises for bytes that are not what they should be.
@@ -79,7 +78,7 @@ async def work(
     async with driving(start) as items:
         async for item in items:
             if isinstance(item, Working):
-                await emit(Event(progress=Progress(stage="working", fraction=item.fraction)))
+                await emit(working(item.fraction))
             else:
                 made = item
     if made is None:
@@ -91,8 +90,7 @@ async def answer(picture: Pixels, output_format: PictureFormat, emit: Emit) -> D
     """Encode `picture` and send it."""
     data = await last(partial(_encode, picture, output_format))
     content_type = f"image/{output_format}"
-    for start in range(0, len(data), CHUNK):
-        await emit(Event(media=Media(data=data[start : start + CHUNK], content_type=content_type)))
+    await send(data, content_type, emit)
     width, height = picture.size
     result = PictureResult(content_type=content_type, width=width, height=height)
     return Done(finish_reason="stop", result=result.model_dump_json().encode())
@@ -102,13 +100,6 @@ async def last(start: Callable[[threading.Event], Iterator[T]]) -> T:
     """The last item of a generator that runs in a thread; left early, it is waited for."""
     async with driving(start) as items:
         return [item async for item in items][-1]
-
-
-def streamed(emit: Emit | None) -> Emit:
-    """`emit`, where there is one: a picture can only be streamed."""
-    if emit is None:
-        raise InvalidRequest("a picture is answered as a stream: set `stream` in the header")
-    return emit
 
 
 def refuse_format(picture: Pixels, scale: int, output_format: PictureFormat) -> None:

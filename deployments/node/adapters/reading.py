@@ -8,11 +8,11 @@ from tempfile import TemporaryFile
 from typing import IO, cast
 
 from blocks.errors import PayloadTooLarge, UpstreamFailed, storable
-from deployments.node.adapters.base import Adapter, Emit
+from deployments.node.adapters.base import Adapter, Emit, working
 from deployments.node.adapters.upload import spool
 from deployments.node.bridge import driving
-from deployments.node.drivers.base import ReadingDriver, Working
-from tasks.protocol.inference_pb2 import Done, Event, Progress
+from deployments.node.drivers.base import ReadingDriver
+from tasks.protocol.inference_pb2 import Done
 from tasks.protocol.shapes import Page, ReadingParameters, ReadingResult
 
 MAX_BYTES = 512 << 20
@@ -52,11 +52,7 @@ class ReadingAdapter(Adapter[ReadingDriver, ReadingParameters]):
                             param="file",
                         )
                 elif emit is not None:
-                    await emit(_progress(item))
+                    await emit(working(item.fraction))
         if not content_type:
             raise UpstreamFailed(f"model {self.driver.model.name} broke off its reading; try again")
         return ReadingResult(content_type=content_type, pages=pages)
-
-
-def _progress(item: Working) -> Event:
-    return Event(progress=Progress(stage="working", fraction=item.fraction))

@@ -8,14 +8,13 @@ from functools import partial
 
 from blocks.errors import InvalidRequest, UpstreamFailed
 from blocks.validation import quoted
-from deployments.node.adapters.base import Adapter, Emit
+from deployments.node.adapters.base import Adapter, Emit, send, streamed, working
 from deployments.node.adapters.encode import RATE, SoundEncoder
 from deployments.node.bridge import driving
 from deployments.node.drivers.base import Prompt, SpeechDriver, Working
-from tasks.protocol.inference_pb2 import Done, Event, Media, Progress, Usage
+from tasks.protocol.inference_pb2 import Done, Usage
 from tasks.protocol.shapes import SpeechParameters, SpeechResult
 
-CHUNK = 64 * 1024
 AHEAD = 2  # pieces that a driver may be ahead of the encoder, or of a slow client: each may be megabytes
 
 
@@ -25,8 +24,7 @@ class SpeechAdapter(Adapter[SpeechDriver, SpeechParameters]):
     shape = SpeechParameters
 
     async def run(self, parameters: SpeechParameters, media: AsyncIterator[bytes], emit: Emit | None) -> Done:
-        if emit is None:
-            raise InvalidRequest("speech comes piece by piece; ask for a stream")
+        emit = streamed(emit)
         parameters = parameters.model_copy(update={"voice": self._voice(parameters.voice)})
         rate = self.driver.sample_rate
         encoder = SoundEncoder(parameters.response_format, rate)
@@ -36,13 +34,13 @@ class SpeechAdapter(Adapter[SpeechDriver, SpeechParameters]):
                 if isinstance(item, Prompt):
                     tokens = item.tokens
                 elif isinstance(item, Working):
-                    await emit(Event(progress=Progress(stage="working", fraction=item.fraction)))
+                    await emit(working(item.fraction))
                 else:
                     samples += len(item)
-                    await _send(await asyncio.to_thread(encoder.encode, item), encoder.content_type, emit)
+                    await send(await asyncio.to_thread(encoder.encode, item), encoder.content_type, emit)
         if not samples:
             raise UpstreamFailed(f"model {self.driver.model.name} made no sound; try again")
-        await _send(await asyncio.to_thread(encoder.finish), encoder.content_type, emit)
+        await send(await asyncio.to_thread(encoder.finish), encoder.content_type, emit)
         seconds = samples / rate
         result = SpeechResult(content_type=encoder.content_type, sample_rate=RATE, seconds=seconds)
         return Done(
@@ -59,8 +57,3 @@ class SpeechAdapter(Adapter[SpeechDriver, SpeechParameters]):
                 param="voice",
             )
         return asked or voices[0]
-
-
-async def _send(sound: bytes, content_type: str, emit: Emit) -> None:
-    for start in range(0, len(sound), CHUNK):
-        await emit(Event(media=Media(data=sound[start : start + CHUNK], content_type=content_type)))

@@ -9,11 +9,11 @@ from typing import IO, Any
 
 from blocks.errors import UpstreamFailed
 from deployments.node.adapters.audio import decode
-from deployments.node.adapters.base import Adapter, Emit
+from deployments.node.adapters.base import Adapter, Emit, working
 from deployments.node.adapters.upload import IN_MEMORY, spool
 from deployments.node.bridge import driving
 from deployments.node.drivers.base import Speech, TranscriptionDriver
-from tasks.protocol.inference_pb2 import Done, Event, Progress, Text, Usage
+from tasks.protocol.inference_pb2 import Done, Event, Text, Usage
 from tasks.protocol.shapes import Segment, TranscriptionParameters, TranscriptionResult
 
 MAX_BYTES = 1 << 30
@@ -60,7 +60,7 @@ class TranscriptionAdapter(Adapter[TranscriptionDriver, TranscriptionParameters]
                 if emit is not None and speech is not None:
                     await emit(Event(text=Text(text=said)))
                     done = min(1.0, item.end / speech.duration)
-                    await emit(Event(progress=Progress(stage="working", fraction=done)))
+                    await emit(working(done))
         if speech is None:
             raise UpstreamFailed(f"model {self.driver.model.name} broke off its transcript; try again")
         return TranscriptionResult(

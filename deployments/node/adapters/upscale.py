@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from blocks.errors import InvalidRequest
-from deployments.node.adapters.base import Adapter, Emit
-from deployments.node.adapters.picture import Pixels, answer, last, read, refuse_format, streamed, work
+from deployments.node.adapters.base import Adapter, Emit, streamed
+from deployments.node.adapters.picture import Pixels, answer, last, read, refuse_format, work
 from deployments.node.drivers.base import UpscaleDriver
 from tasks.protocol.inference_pb2 import Done
 from tasks.protocol.shapes import UpscaleParameters

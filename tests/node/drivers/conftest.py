@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from blocks.catalogue import Catalogue, load_catalogue
+from deployments.node.drivers.base import Driver
 from deployments.node.drivers.faster_whisper import FasterWhisperDriver
 from deployments.node.drivers.hibari import HibariDriver
 from deployments.node.drivers.realesrgan import RealESRGANDriver
 from deployments.node.drivers.rembg import RembgDriver
 from deployments.node.drivers.sentence_transformers import SentenceTransformersDriver
 from deployments.node.drivers.transformers import TransformersDriver
+
+D = TypeVar("D", bound=Driver)
 
 
 @pytest.fixture(scope="session")
@@ -37,6 +40,22 @@ def offline(home: Path) -> Iterator[None]:
         yield
 
 
+Load = Callable[[type[D], str], D]
+
+
+@pytest.fixture(scope="session")
+def loaded(catalogue: Catalogue, tmp_path_factory: pytest.TempPathFactory) -> Callable[[type[D], str], D]:
+    """Loads the model of a name, with a driver and a home of its own."""
+
+    def load(kind: type[D], name: str) -> D:
+        driver = kind(catalogue.get(name))
+        with offline(tmp_path_factory.mktemp("home")):
+            driver.load()
+        return driver
+
+    return load
+
+
 @pytest.fixture(scope="session")
 def smollm(catalogue: Catalogue, pytestconfig: pytest.Config) -> TransformersDriver:
     """The chat model; what it converts is kept from one run of the tests to the next."""
@@ -47,43 +66,27 @@ def smollm(catalogue: Catalogue, pytestconfig: pytest.Config) -> TransformersDri
 
 
 @pytest.fixture(scope="session")
-def whisper(catalogue: Catalogue, tmp_path_factory: pytest.TempPathFactory) -> FasterWhisperDriver:
-    driver = FasterWhisperDriver(catalogue.get("whisper-tiny.en"))
-    with offline(tmp_path_factory.mktemp("home")):
-        driver.load()
-    return driver
+def whisper(loaded: Load[FasterWhisperDriver]) -> FasterWhisperDriver:
+    return loaded(FasterWhisperDriver, "whisper-tiny.en")
 
 
 @pytest.fixture(scope="session")
-def minilm(
-    catalogue: Catalogue, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SentenceTransformersDriver]:
-    driver = SentenceTransformersDriver(catalogue.get("all-minilm-l6-v2"))
-    with offline(tmp_path_factory.mktemp("home")):
-        driver.load()
+def minilm(loaded: Load[SentenceTransformersDriver]) -> Iterator[SentenceTransformersDriver]:
+    driver = loaded(SentenceTransformersDriver, "all-minilm-l6-v2")
     yield driver
     driver.unload()
 
 
 @pytest.fixture(scope="session")
-def hibari(catalogue: Catalogue, tmp_path_factory: pytest.TempPathFactory) -> HibariDriver:
-    driver = HibariDriver(catalogue.get("tts-1"))
-    with offline(tmp_path_factory.mktemp("home")):
-        driver.load()
-    return driver
+def hibari(loaded: Load[HibariDriver]) -> HibariDriver:
+    return loaded(HibariDriver, "tts-1")
 
 
 @pytest.fixture(scope="session")
-def u2netp(catalogue: Catalogue, tmp_path_factory: pytest.TempPathFactory) -> RembgDriver:
-    driver = RembgDriver(catalogue.get("u2netp"))
-    with offline(tmp_path_factory.mktemp("home")):
-        driver.load()
-    return driver
+def u2netp(loaded: Load[RembgDriver]) -> RembgDriver:
+    return loaded(RembgDriver, "u2netp")
 
 
 @pytest.fixture(scope="session")
-def realesrgan(catalogue: Catalogue, tmp_path_factory: pytest.TempPathFactory) -> RealESRGANDriver:
-    driver = RealESRGANDriver(catalogue.get("realesr-animevideov3"))
-    with offline(tmp_path_factory.mktemp("home")):
-        driver.load()
-    return driver
+def realesrgan(loaded: Load[RealESRGANDriver]) -> RealESRGANDriver:
+    return loaded(RealESRGANDriver, "realesr-animevideov3")
