@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Event as Flag
 from types import SimpleNamespace
@@ -22,7 +20,6 @@ from blocks.catalogue import Catalogue, Model
 from blocks.errors import InvalidRequest, LoadFailed
 from deployments.node.adapters.cutout import CutoutAdapter
 from deployments.node.drivers.rembg import RembgDriver
-from deployments.node.drivers.weights import resolve
 from tasks.protocol.inference_pb2 import Event
 from tasks.protocol.shapes import CutoutParameters
 
@@ -174,28 +171,9 @@ def test_what_cannot_be_loaded(tmp_path: Path, catalogue: Catalogue) -> None:
         RembgDriver(away).load()
 
 
-REFERENCE = """
-import sys
-import PIL.Image, rembg
-session = rembg.new_session("u2netp")
-for source, mask in zip(sys.argv[1::2], sys.argv[2::2]):
-    with PIL.Image.open(source) as picture:
-        rembg.remove(picture.convert("RGB"), session=session, only_mask=True).save(mask)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # the first import of rembg compiles for two minutes
-@pytest.mark.skipif(find_spec("rembg") is None, reason="rembg is not installed: 380 MB for this test")
-async def test_masks_are_those_of_rembg(u2netp: RembgDriver, catalogue: Catalogue, tmp_path: Path) -> None:
-    folder = tmp_path / "models" / "u2netp"
-    folder.mkdir(parents=True)
-    (folder / "u2netp.onnx").symlink_to(resolve(catalogue.get("u2netp")))
-    masks = {picture: tmp_path / f"{picture.stem}.png" for picture in (HORSE, PHOTO)}
-    arguments = [str(path) for pair in masks.items() for path in pair]
-    environment = {**os.environ, "REMBG_HOME": str(tmp_path), "U2NET_HOME": ""}
-    command = [sys.executable, "-P", "-c", REFERENCE, *arguments]
-    await asyncio.to_thread(subprocess.run, command, env=environment, check=True)
-    for picture, theirs in masks.items():
-        ours = await cut(u2netp, picture.read_bytes(), mask=True)
-        assert (np.asarray(ours) == np.asarray(Image.open(theirs))).all()
+async def test_masks_are_those_of_rembg(u2netp: RembgDriver) -> None:
+    for picture in (HORSE, PHOTO):
+        with Image.open(PICTURES / f"{picture.stem}-mask.png") as mask:
+            theirs = np.asarray(mask, dtype=int)
+        ours = np.asarray(await cut(u2netp, picture.read_bytes(), mask=True), dtype=int)
+        assert abs(ours - theirs).max() <= 2  # other builds of libjpeg and ONNX Runtime round otherwise
